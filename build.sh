@@ -9,15 +9,16 @@ usage() {
 usage: ./build.sh COMMAND [ARGUMENTS]
 
 Do this first (you need Rust 1.95 or later; you need no GPU and no NIC):
-  ./build.sh demo      runs two programs that check their results; the last line ends with "ok".
-                       3 to 5 minutes on 2 cores, most of it compiling
+  ./build.sh demo      runs two programs that check their results, and draws what their streams
+                       executed. 3 to 5 minutes on 2 cores, most of it compiling
   ./build.sh doctor    prints which GPU and NIC of this machine the library would use
   Then read examples/README.md, which walks through the example programs.
 
 commands:
   demo  [ARGS]   measures the latency of ping-pong between the streams of two ranks (mpbench
                  pingpong ARGS), then runs a stencil on four ranks (halo2d) and compares it with a
-                 serial run; the last line of each program says if its results are right
+                 serial run, then draws the streams of two ranks in two steps of the stencil, as
+                 text and as an SVG; the last line of each program says if its results are right
   test  [STEP..] runs every test, or the named steps: unit cluster mutants documents interop fuzz
                  rdma vm asan
   test --long [STEP..]
@@ -192,7 +193,8 @@ prepare_for() {
 }
 
 # Folders with the sources of kernels; the folder ptx of each contains the compiled module.
-KERNELS="libgdsync/device libmp/device benches/device examples/device examples/own-kernel/device"
+KERNELS="libgdsync/device libmp/device benches/device examples/device examples/own-kernel/device
+    examples/particles/device examples/halo3d/device"
 
 # --- check -------------------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ step_clippy() {
 # The build of a cluster. `CXX=false` makes a build script fail that calls a C++ compiler.
 step_features() {
     say "features: libraries, examples and benchmarks without soft and emulated: no emulator, no C++"
-    local lean="-p gdsync -p libmp -p mp-examples -p halo2d -p mpbench --no-default-features" features tree
+    local lean="-p gdsync -p libmp -p mp-examples -p halo2d -p particles -p mpbench --no-default-features" features tree
     # Unquoted on purpose: a list of plain words.
     # shellcheck disable=SC2086
     CXX=false cargo clippy $lean -- -D warnings
@@ -348,7 +350,7 @@ step_cluster() {
 
 build_cluster() {
     CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/cluster" CXX=false \
-        cargo build --profile test -p mp-examples -p halo2d -p mprun --no-default-features
+        cargo build --profile test -p mp-examples -p halo2d -p particles -p mprun --no-default-features
 }
 
 step_mutants() {
@@ -578,6 +580,12 @@ demo)
     "$built/mpbench" pingpong "$@"
     say "demo: four ranks exchange the borders of a stencil and compare with the serial run"
     "$built/mprun" -n 4 "$built/halo2d"
+    # A larger field: its kernels take longer than the messages.
+    say "demo: the streams of two ranks in two steps of the stencil: messages under the computation"
+    rm -f "$built"/halo2d-trace.*.json
+    MP_TRACE="$built/halo2d-trace.json" "$built/mprun" -n 2 "$built/halo2d" --size 512x384
+    "$built/mpbench" timeline "$built"/halo2d-trace.*.json --step interior --steps 2 \
+        --svg "$built/halo2d-step.svg"
     ;;
 test)
     if [ "${1:-}" = --long ]; then

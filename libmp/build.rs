@@ -2,8 +2,10 @@
 
 fn main() -> Result<(), gdsync_build::Error> {
     gdsync_build::Kernels::new("mp_kernels")
+        .source("device/mp_collect.cu")
         .source("device/mp_put.cu")
         .source("device/mp_stamp.cu")
+        .source("device/mp_strided.cu")
         .source("device/mp_unpack.cu")
         .include("device")
         .ptx("device/ptx/mp_kernels.ptx")

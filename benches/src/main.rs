@@ -8,7 +8,6 @@
 
 mod alloc;
 mod ancestors;
-mod bandwidth;
 mod bare;
 mod benchmark;
 mod context;
@@ -22,21 +21,26 @@ mod loopback;
 mod machine;
 mod meet;
 mod memory;
+mod neighbours;
 mod options;
+mod osu;
 mod pattern;
 mod pingpong;
 mod post;
+mod producer_consumer;
 mod rank;
-mod rate;
 mod report;
 mod soak;
 mod start;
 mod stats;
 mod suite;
 mod table;
+mod timeline;
 mod verify;
 mod world;
+mod write_bw;
 mod write_lat;
+mod write_rate;
 
 use std::process::ExitCode;
 
@@ -54,19 +58,26 @@ const EXAMPLES: &str = "\
 Examples:
   mpbench pingpong --sizes 8,64Ki --json pingpong.json
           one-way latency of messages of 8 bytes and 64 KiB, figures also as JSON
-  mpbench bandwidth --layer both --depth 16
+  mpbench write_bw --layer both --depth 16
           bandwidth with 16 messages in flight, by gdsync and by mp
   mpbench COMMAND --help
           options and examples of a command";
 
 /// The commands, in the order of the help text.
-const COMMANDS: [Entry; 15] = [
+const COMMANDS: [Entry; 23] = [
     Entry::of::<pingpong::Options>(),
+    Entry::of::<osu::Latency>(),
+    Entry::of::<osu::Bandwidth>(),
+    Entry::of::<osu::Bibw>(),
+    Entry::of::<osu::Rate>(),
+    Entry::of::<osu::pairs::Options>(),
+    Entry::of::<producer_consumer::Options>(),
+    Entry::of::<neighbours::Options>(),
     Entry::of::<loopback::Options>(),
     Entry::of::<post::Options>(),
     Entry::of::<post::providers::Options>(),
-    Entry::of::<rate::Options>(),
-    Entry::of::<bandwidth::Options>(),
+    Entry::of::<write_rate::Options>(),
+    Entry::of::<write_bw::Options>(),
     Entry::of::<soak::Options>(),
     Entry::of::<verify::Options>(),
     Entry::of::<start::Options>(),
@@ -88,12 +99,32 @@ const COMMANDS: [Entry; 15] = [
         options: suite::Options::augment_args,
         run: |given| suite::run(&suite::Options::from_arg_matches(given)?),
     },
+    Entry {
+        name: "timeline",
+        about: "Draws the timelines that MP_TRACE wrote: what each stream executed, and when",
+        examples: [
+            (
+                "trace.0.json trace.1.json --svg trace.svg",
+                "the whole run of two ranks, as text and as an SVG",
+            ),
+            (
+                "trace.0.json --step interior --svg step.svg",
+                "one step: from a start of the kernel interior to the next",
+            ),
+        ],
+        options: timeline::Options::augment_args,
+        run: |given| timeline::run(&timeline::Options::from_arg_matches(given)?),
+    },
 ];
 
 /// The jobs that processes run as ranks.
-const JOBS: [world::Entry; 6] = [
+const JOBS: [world::Entry; 10] = [
     world::entry::<pingpong::Options>(),
-    world::entry::<bandwidth::Options>(),
+    world::entry::<osu::Play>(),
+    world::entry::<osu::pairs::Options>(),
+    world::entry::<producer_consumer::Options>(),
+    world::entry::<neighbours::Options>(),
+    world::entry::<write_bw::Options>(),
     world::entry::<kernel_latency::Options>(),
     world::entry::<write_lat::Options>(),
     world::entry::<start::Start>(),

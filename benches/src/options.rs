@@ -16,9 +16,11 @@ use crate::gpu;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
-    /// Device memory of the GPU.
+    /// Device memory of the GPU, also `D`.
+    #[value(alias = "D")]
     Device,
-    /// Pinned host memory.
+    /// Pinned host memory, also `H`.
+    #[value(alias = "H")]
     Pinned,
 }
 
@@ -73,6 +75,26 @@ impl Layer {
         match self {
             Layer::Gdsync => "gdsync",
             Layer::Mp => "mp",
+        }
+    }
+}
+
+/// The poster of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Poster {
+    /// The CPU.
+    Cpu,
+    /// A stream.
+    Stream,
+}
+
+impl Poster {
+    /// Its name in a sentence.
+    pub fn name(self) -> &'static str {
+        match self {
+            Poster::Cpu => "the CPU",
+            Poster::Stream => "a stream",
         }
     }
 }
@@ -147,7 +169,7 @@ pub struct Setup {
     pub gpus: Vec<String>,
     /// Memory of the payloads [default: device on a software GPU, else pinned, because a virtual
     /// NIC reaches device memory of CUDA by the copy engine only].
-    #[arg(long, value_enum)]
+    #[arg(short = 'd', long, value_enum)]
     pub memory: Option<Memory>,
     /// How a stream executes doorbell writes and waits.
     #[arg(long, value_enum, default_value = "auto")]

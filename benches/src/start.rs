@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use gdsync::gpu::MemoryKind;
-use mp::{Connect, Context};
+use mp::{Connect, Context, Slice};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -140,17 +140,21 @@ fn ring(context: &Context, limit: Duration) -> Result<()> {
 /// A barrier of all ranks.
 pub fn gather(context: &Context, tag: u32, limit: Duration) -> Result<()> {
     let memory = context.alloc(MemoryKind::Pinned, 8)?;
-    let nothing = memory.slice(0, 0)?;
+    gather_by(context, tag, &memory.slice(0, 0)?, limit)
+}
+
+/// As [`gather`], by messages of `nothing`, an empty slice.
+pub fn gather_by(context: &Context, tag: u32, nothing: &Slice, limit: Duration) -> Result<()> {
     if context.rank() > 0 {
-        context.isend(0, tag, &nothing)?.wait(limit)?;
-        context.irecv(0, tag, &nothing)?.wait(limit)?;
+        context.isend(0, tag, nothing)?.wait(limit)?;
+        context.irecv(0, tag, nothing)?.wait(limit)?;
         return Ok(());
     }
     for rank in 1..context.size() {
-        context.irecv(rank, tag, &nothing)?.wait(limit)?;
+        context.irecv(rank, tag, nothing)?.wait(limit)?;
     }
     for rank in 1..context.size() {
-        context.isend(rank, tag, &nothing)?.wait(limit)?;
+        context.isend(rank, tag, nothing)?.wait(limit)?;
     }
     Ok(())
 }

@@ -45,15 +45,16 @@ type Benchmark = (&'static str, &'static str, &'static str);
 /// Its figures contain the runtime that the other benchmarks will use.
 const FIRST: Benchmark = ("post", "post --layer both", "--bursts 4");
 /// The benchmarks on every GPU.
-const ALL: [Benchmark; 10] = [
+const ALL: [Benchmark; 11] = [
     ("gds_sanity", "gds_sanity", "-n 2 -s 20"),
-    ("rate", "rate", "--messages 20000"),
-    ("bandwidth", "bandwidth --layer both", "--messages 16"),
+    ("write_rate", "write_rate", "--messages 20000"),
+    ("write_bw", "write_bw --layer both", "--messages 16"),
     (
-        "bandwidth-stream",
-        "bandwidth --layer both --poster stream",
+        "write_bw-stream",
+        "write_bw --layer both --poster stream",
         "--messages 16",
     ),
+    ("neighbours", "neighbours", "-i 40"),
     ("start", "start", "--starts 1 --ranks 3"),
     ("footprint", "footprint", "--ranks 3"),
     ("loopback", "loopback", "--chains 2 --singles 5"),

@@ -38,13 +38,23 @@ pub fn run(
         return launched(job, limit, progress);
     }
     let sockets = UnixStream::pair().context("making a socket pair")?;
-    let sockets = [sockets.0, sockets.1];
-    let results = match ranks {
-        Ranks::Threads => threads(sockets, job, limit, progress)?,
-        _ => processes(sockets.into(), job, limit, progress)?,
-    };
+    let results = start(ranks, vec![sockets.0, sockets.1], job, limit, progress)?;
     let two = <[Value; 2]>::try_from(results);
     two.map_err(|results| anyhow!("{} ranks instead of 2", results.len()))
+}
+
+/// Starts one rank for each socket, as threads or as processes.
+fn start(
+    ranks: Ranks,
+    sockets: Vec<UnixStream>,
+    job: &impl Job,
+    limit: Duration,
+    progress: &mut dyn FnMut(usize, Note),
+) -> Result<Vec<Value>> {
+    match ranks {
+        Ranks::Threads => threads(sockets, job, limit, progress),
+        _ => processes(sockets, job, limit, progress),
+    }
 }
 
 /// Runs `job` on `count` ranks, each a separate process; only mp connects them.
@@ -57,13 +67,27 @@ pub fn run_many<R: DeserializeOwned>(
     job: &impl Job,
     limit: Duration,
 ) -> Result<Vec<R>> {
+    run_ranks(Ranks::Processes, count, job, limit)
+}
+
+/// Runs `job` on `count` ranks, as processes or as threads; only mp connects them. Returns the
+/// result of each rank.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_ranks<R: DeserializeOwned>(
+    ranks: Ranks,
+    count: usize,
+    job: &impl Job,
+    limit: Duration,
+) -> Result<Vec<R>> {
     // The other ends of the sockets stay in this process.
     let pairs = (0..count).map(|_| UnixStream::pair());
     let pairs: Vec<_> = pairs
         .collect::<Result<_, _>>()
         .context("making a socket pair")?;
     let (kept, given): (Vec<UnixStream>, Vec<UnixStream>) = pairs.into_iter().unzip();
-    let results = processes(given, job, limit, &mut |_, _| {});
+    let results = start(ranks, given, job, limit, &mut |_, _| {});
     drop(kept);
     let results = results?.into_iter().map(serde_json::from_value);
     results
@@ -78,16 +102,17 @@ fn last(deadline: Instant) -> Instant {
 }
 
 fn threads(
-    sockets: [UnixStream; 2],
+    sockets: Vec<UnixStream>,
     job: &impl Job,
     limit: Duration,
     progress: &mut dyn FnMut(usize, Note),
 ) -> Result<Vec<Value>> {
     let deadline = Instant::now() + limit;
+    let count = sockets.len();
     let (sender, notes) = channel();
     let mut local = job
         .needs_mp()
-        .then(|| Local::ranks(2))
+        .then(|| Local::ranks(count as u32))
         .into_iter()
         .flatten();
     for (number, socket) in (0..).zip(sockets) {
@@ -102,7 +127,7 @@ fn threads(
             .context("starting a rank's thread")?;
     }
     drop(sender);
-    listen(&notes, 2, last(deadline), progress)
+    listen(&notes, count, last(deadline), progress)
 }
 
 fn processes(

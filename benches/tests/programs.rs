@@ -285,19 +285,72 @@ fn invalid_options_are_errors() {
         "pingpong --sizes 1Gi",
         "pingpong --iterations 0",
         "pingpong --timeout -1",
-        "bandwidth --depth 33",
-        "bandwidth --poster gpu",
+        "write_bw --depth 33",
+        "write_bw --poster gpu",
         "pingpong --layer mpi",
         "start --ranks 1",
         "footprint --ranks 257",
-        "rate --gpu hip",
+        "write_rate --gpu hip",
         "soak --messages 9",
         "gds_kernel_latency -B 81",
         "gds_kernel_latency -E --memory pinned",
         "gds_poll_lat -p 17",
+        "latency -m 0:8",
+        "latency -x 0",
+        "latency -W 8",
+        "latency --op sendrecv",
+        "bandwidth -W 129",
+        "bibw -d X",
+        "rate -p 0",
+        "pingpong_all -n 1",
+        "pingpong_all --op put,get",
+        "producer_consumer -W 0",
+        "neighbours -n 65",
+        "neighbours --ranks 1",
+        "neighbours --way sends",
     ] {
         assert_eq!(run(bad).status.code(), Some(2), "{bad}");
     }
+    fails("neighbours -n 3 --ranks 4", "their number is even");
+    let said = text(&run("latency -m 64:8"));
+    let sentence = "the first size, 64 bytes, is greater than the last, 8 bytes";
+    assert!(said.contains(sentence), "{said}");
+}
+
+/// The tables of the commands with OSU's columns: their heads, and numbers below them.
+#[test]
+fn columns_are_those_of_osu() {
+    let _alone = alone();
+    let table = |words: &str, heads: &str| {
+        let said = text(&runs_well(words));
+        let line = |line: &&str| line.split("  ").filter(|cell| !cell.is_empty()).count() > 1;
+        let mut lines = said.lines().filter(line);
+        let cells = |line: &str| -> Vec<String> {
+            let cells = line.split("  ").map(str::trim);
+            let cells = cells.filter(|cell| !cell.is_empty());
+            cells.map(str::to_owned).collect()
+        };
+        let found = cells(lines.next().unwrap()).join(", ");
+        assert_eq!(found, heads, "{said}");
+        let sizes: Vec<String> = lines
+            .map(|line| {
+                let cells = cells(line);
+                let figures = cells[1..].iter().filter(|cell| *cell != "Pass");
+                assert!(figures.clone().all(|f| f.parse::<f64>().unwrap() >= 0.0));
+                cells[0].clone()
+            })
+            .collect();
+        assert_eq!(sizes, ["4", "8", "16"], "{said}");
+    };
+    let few = "-m 4:16 -i 300 -x 2 --threads";
+    table(&format!("latency {few}"), "# Size, Latency (us)");
+    table(
+        &format!("latency {few} --op put --poster stream -c"),
+        "# Size, Latency (us), Validation",
+    );
+    table(&format!("bandwidth {few} -W 4"), "# Size, Bandwidth (MB/s)");
+    table(&format!("bibw {few} -W 4"), "# Size, Bandwidth (MB/s)");
+    table(&format!("rate {few} -W 4"), "# Size, MB/s, Messages/s");
 }
 
 const SOFT: On = On {
@@ -328,7 +381,7 @@ fn without_cuda_auto_is_soft_and_cuda_is_an_error() {
     let _alone = alone();
     let absent = [("GDS_CUDA_LIB", "/nowhere/libcuda.so.1")];
     let run = |gpu| {
-        let arguments = ["rate", "--messages", "1000"];
+        let arguments = ["write_rate", "--messages", "1000"];
         end(shared::start(mpbench(gpu, &arguments).envs(absent)))
     };
     let output = run("auto");
@@ -344,7 +397,14 @@ fn suite_writes_all_figures() {
     let _alone = alone();
     let folder = Folder::new("suite");
     let output = runs_well(&format!("suite --quick --json {}", folder.at("all")));
-    let judged = ["post", "rate", "bandwidth", "pingpong", "soak", "footprint"];
+    let judged = [
+        "post",
+        "write_rate",
+        "write_bw",
+        "pingpong",
+        "soak",
+        "footprint",
+    ];
     for name in judged {
         let report = json(folder.at(&format!("all/{name}.json")));
         assert_eq!(report["benchmark"], name);
@@ -372,9 +432,14 @@ fn suite_writes_all_figures() {
         assert_eq!(row["allocations"], 0, "{row:#}");
     }
     assert!(text(&output).contains(" met"), "{}", text(&output));
-    assert!(number(&json(folder.at("all/rate.json")), "/figures/spot_checks") > 0.0);
+    assert!(
+        number(
+            &json(folder.at("all/write_rate.json")),
+            "/figures/spot_checks"
+        ) > 0.0
+    );
     assert_eq!(
-        number(&json(folder.at("all/bandwidth.json")), "/figures/verified"),
+        number(&json(folder.at("all/write_bw.json")), "/figures/verified"),
         16.0 * 1048576.0
     );
 }

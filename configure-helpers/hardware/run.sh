@@ -119,9 +119,18 @@ bench gds_sanity 30 gds_sanity --gpu cuda
 bench soak 90 soak --gpu cuda
 # Messages of mp and the verbs that carry them, which alternate in one run.
 bench mp-pingpong 90 pingpong --gpu cuda --threads --layer both
-bench mp-bandwidth 90 bandwidth --gpu cuda --layer both
-bench mp-bandwidth-stream 90 bandwidth --gpu cuda --layer both --threads --poster stream
+bench mp-write_bw 90 write_bw --gpu cuda --layer both
+bench mp-write_bw-stream 90 write_bw --gpu cuda --layer both --threads --poster stream
 bench mp-post 60 post --gpu cuda --layer both
+# Messages beside one-sided operations, which alternate in one run.
+ops=send,put,get,put-signal
+bench latency 90 latency --gpu cuda --threads --op $ops --poster stream,cpu -m 8:1Mi -i 200 -x 5
+bench bandwidth 90 bandwidth --gpu cuda --threads --op $ops --poster stream,cpu -m 4Ki:1Mi -i 10 -W 16
+bench bibw 90 bibw --gpu cuda --threads --op $ops --poster stream,cpu -m 4Ki:1Mi -i 10 -W 16
+bench rate 60 rate --gpu cuda --threads --op $ops --poster stream,cpu -m 8:8 -i 100
+bench pingpong_all 45 pingpong_all --gpu cuda --threads -n 3
+bench producer_consumer 45 producer_consumer --gpu cuda --threads
+bench neighbours 60 neighbours --gpu cuda --threads
 
 # --- the sanitizer ------------------------------------------------------------------------
 

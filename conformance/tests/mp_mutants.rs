@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 
 #[cfg(feature = "mutants")]
 fn trials() -> Vec<Trial> {
-    use conformance::sim::mp::{halo, late, talk};
+    use conformance::sim::mp::{agree, collectives, halo, late, neighbours, talk, windows};
     use conformance::sim::mutants::Hunt;
     use mp::mutant::{self, Mutant};
 
@@ -17,6 +17,12 @@ fn trials() -> Vec<Trial> {
             ("halo", halo::run),
             ("talk out of order", talk::run_in_disorder),
             ("late words", late::run),
+            ("agree", agree::run),
+            ("windows", windows::run),
+            ("windows out of order", windows::run_in_disorder),
+            ("neighbours", neighbours::run),
+            ("collectives", collectives::run),
+            ("collectives with a loss", collectives::run_with_loss),
         ],
         replayed: Mutant::LostCredit,
     };

@@ -20,6 +20,26 @@ fn stencil_equals_the_serial_run_with_writes_out_of_order() {
 }
 
 #[test]
+fn stencil_of_26_neighbours_equals_the_serial_run_under_every_schedule() {
+    gds_sim::seeds(200, mp::halo3d::run);
+}
+
+#[test]
+fn stencil_of_26_neighbours_equals_the_serial_run_with_writes_out_of_order() {
+    gds_sim::seeds(100, mp::halo3d::run_in_disorder);
+}
+
+#[test]
+fn particles_equal_the_serial_run_under_every_schedule() {
+    gds_sim::seeds(200, mp::particles::run);
+}
+
+#[test]
+fn particles_equal_the_serial_run_with_writes_out_of_order() {
+    gds_sim::seeds(60, mp::particles::run_in_disorder);
+}
+
+#[test]
 fn every_message_arrives_with_writes_out_of_order() {
     gds_sim::seeds(100, mp::talk::run_in_disorder);
 }
@@ -30,9 +50,50 @@ fn ready_words_of_a_slot_keep_their_order_across_queue_pairs() {
 }
 
 #[test]
+fn windows_have_the_bytes_of_the_program_under_every_schedule() {
+    gds_sim::seeds(200, mp::windows::run);
+}
+
+#[test]
+fn windows_have_the_bytes_of_the_program_where_writes_are_placed_out_of_order() {
+    gds_sim::seeds(100, mp::windows::run_in_disorder);
+}
+
+#[test]
+fn neighbours_have_the_data_of_the_serial_run_under_every_schedule() {
+    gds_sim::seeds(200, mp::neighbours::run);
+}
+
+#[test]
+fn neighbours_have_the_data_of_the_serial_run_with_writes_out_of_order() {
+    gds_sim::seeds(100, mp::neighbours::run_in_disorder);
+}
+
+#[test]
+fn collective_calls_have_the_results_of_the_serial_run_under_every_schedule() {
+    gds_sim::seeds(200, mp::collectives::run);
+}
+
+#[test]
+fn collective_calls_have_the_results_of_the_serial_run_where_writes_are_placed_out_of_order() {
+    gds_sim::seeds(100, mp::collectives::run_in_disorder);
+}
+
+#[test]
 fn seed_replays_exactly() {
     for seed in [1, 2, 3, 4] {
-        for run in [mp::halo::run, mp::talk::run, mp::loss::run] {
+        for run in [
+            mp::halo::run,
+            mp::talk::run,
+            mp::loss::run,
+            mp::halo3d::run,
+            mp::halo3d::run_until_a_rank_dies,
+            mp::particles::run,
+            mp::particles::run_until_a_rank_dies,
+            mp::windows::run,
+            mp::neighbours::run,
+            mp::collectives::run,
+        ] {
             let [first, second] = [(); 2].map(|()| run(seed).unwrap());
             assert_eq!(first, second);
         }

@@ -6,7 +6,7 @@ use mp::gdsync::Gpu;
 use mp::gdsync::gpu::{DevicePtr, Kernel, KernelImage, Stream};
 use zerocopy::{Immutable, IntoBytes};
 
-static KERNELS: KernelImage = mp::gdsync::kernel_image!("examples_kernels");
+pub(crate) static KERNELS: KernelImage = mp::gdsync::kernel_image!("examples_kernels");
 
 /// Bytes of a word, the unit of the kernels.
 pub const WORD: usize = size_of::<u64>();

@@ -14,6 +14,8 @@ const SENDRECV_STREAM: &str = env!("CARGO_BIN_EXE_sendrecv_stream");
 const PINGPONG: &str = env!("CARGO_BIN_EXE_pingpong");
 const RING: &str = env!("CARGO_BIN_EXE_ring");
 const HALO_SIMPLE: &str = env!("CARGO_BIN_EXE_halo_simple");
+const PUTGET: &str = env!("CARGO_BIN_EXE_putget");
+const PRODUCER_CONSUMER: &str = env!("CARGO_BIN_EXE_producer_consumer");
 
 #[test]
 fn sendrecv() {
@@ -79,9 +81,49 @@ fn ring() {
     well(&threads(RING, 3, &laps), &["the token is 1800 "]);
 }
 
+/// Blocks of one word, of an odd number of words, and longer than an eager message.
+#[test]
+fn putget() {
+    for (ranks, words) in [(1, "7"), (2, "1"), (3, "1000"), (5, "33")] {
+        let options = ["--words", words];
+        let launched = launch(ranks, &[&[PUTGET], &options[..]].concat());
+        for output in [launched, threads(PUTGET, ranks, &options)] {
+            assert!(output.status.success(), "{}", text(&output));
+            for rank in 0..ranks {
+                let words = format!("putget: rank {rank} of {ranks}: blocks of {words} words");
+                assert!(text(&output).contains(&words), "{}", text(&output));
+            }
+        }
+    }
+}
+
+/// A ring of one slot, fewer items than slots, and more items than a stream takes ahead.
+#[test]
+fn producer_consumer() {
+    for options in [
+        &[][..],
+        &["--slots", "1", "--items", "50"],
+        &["--slots", "9", "--items", "5"],
+        &["--slots", "3", "--items", "2000", "--words", "1"],
+    ] {
+        let command = [&[PRODUCER_CONSUMER], options].concat();
+        let verdict = ["items a second, every word is right: ok"];
+        well(&launch(2, &command), &verdict);
+        well(&threads(PRODUCER_CONSUMER, 2, options), &verdict);
+    }
+}
+
 #[test]
 fn help_has_two_examples_of_use() {
-    for program in [SENDRECV, SENDRECV_STREAM, RING, HALO_SIMPLE, PINGPONG] {
+    for program in [
+        SENDRECV,
+        SENDRECV_STREAM,
+        RING,
+        HALO_SIMPLE,
+        PUTGET,
+        PRODUCER_CONSUMER,
+        PINGPONG,
+    ] {
         let output = run(Command::new(program).arg("--help"));
         let help = String::from_utf8_lossy(&output.stdout);
         let examples = help.split("Examples:\n").nth(1).unwrap();
@@ -166,6 +208,7 @@ fn wrong_number_of_ranks_is_refused() {
         &run(&mut Command::new(SENDRECV_STREAM)),
         "--ranks-as-threads 2",
     );
+    fails(&launch(3, &[PRODUCER_CONSUMER]), "start it by mprun -n 2");
 }
 
 /// A peer that dies during the run causes an error that names it and the kind of failure.

@@ -58,15 +58,33 @@
 //!   TCP store, or the launcher's environment variables.
 //!
 //! Messages:
-//! - [`Memory`], [`Slice`]: registered GPU or host memory, and a range of its bytes.
-//! - [`Request`]: a send or a receive in flight; [`Done`] is its result. [`wait_all`], [`wait_any`]
-//!   and [`wait_some`] wait for several.
+//! - [`Memory`], [`Slice`], [`Strided`]: registered GPU or host memory, a range of its bytes, and
+//!   pieces of it at equal distances.
+//! - [`Request`]: a send, a receive or an operation of a window in flight; [`Done`] is its result.
+//!   [`wait_all`], [`wait_any`] and [`wait_some`] wait for several.
 //! - [`SendOp`], [`RecvOp`]: a send or a receive with all options; [`Source`] and [`SizeSource`]
-//!   are two of them.
+//!   are two of them. [`NULL_RANK`] is a rank without messages.
+//! - [`Context::sendrecv`], [`Context::sendrecv_on`]: a send and a receive in one call.
 //! - [`Scope`]: messages of borrowed host memory.
+//!
+//! One-sided operations:
+//! - [`Window`]: memory that other ranks write and read without a receive: put, get, signal,
+//!   fetch-add and compare-swap.
+//! - [`Context::send_ready`], [`Context::wait_ready`]: ready words, by hand.
+//! - [`Context::wait_value`]: waits of the CPU and of streams for any word of registered memory.
+//!
+//! Exchanges with neighbours:
+//! - [`Neighbourhood`]: a halo exchange that is built once and repeated: three calls for each step,
+//!   whatever the number of neighbours. [`Neighbour`] is one of them, [`Neighbours`] builds it.
+//!
+//! Collective calls:
+//! - [`Collectives`]: barrier, broadcast, all-gather, all-to-all and all-reduce of small data, by the
+//!   CPU and by streams; [`Op`] and [`Number`] say what an all-reduce computes.
 //!
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
+//! - [`Stats`]: numbers of messages, bytes and waits by peer; [`Builder::trace`]: a timeline.
+//! - [`Context::agree`]: which ranks are lost, the same answer at all survivors ([`Agreed`]).
 //! - [`Stuck`]: a stream that has waited for long; [`Path`]: how bytes reach a rank.
 //!
 //! [`gdsync`], the library below, has GPUs, streams, kernels, NICs and RDMA verbs.
@@ -105,8 +123,9 @@
 //! A longer message uses *rendezvous*: it waits for its receive and is then written to the memory
 //! of the receive, without a copy. **A stream that sends a message above the eager limit waits at
 //! the send until the receive is posted**; later work of the stream waits too. Post receives before
-//! sends. A receive in several pieces is staged: it takes pinned memory of the size of its room,
-//! and a context keeps up to 64 MiB of this memory for later receives.
+//! sends. A receive in several pieces is staged: it takes pinned memory of the size of its room.
+//! So is a send or a receive of more than 30 pieces ([`Strided`]), of any length. A context keeps
+//! up to 64 MiB of this memory for later messages.
 //!
 //! A stream waits at a send without a credit, at a rendezvous send without a posted receive, and at
 //! every `wait_on`. No call blocks meanwhile, and no call detects that two streams wait for each
@@ -116,9 +135,9 @@
 //! A send has completed when its memory may be written again. This is local: the peer may not have
 //! received an eager message yet. A receive has completed when the message is in place. Completion
 //! is seen by the CPU ([`Request::test`], [`Request::wait`]), by streams ([`Request::wait_on`]) and
-//! by kernels ([`Request::result_word`]). Requests that a stream waits for retire without a call,
-//! whatever their number. At most 65,536 requests may be unfinished, or held by a handle, at a
-//! time.
+//! by kernels ([`Request::result_word`]). [`Context::flush`] waits for all posted sends. Requests
+//! that a stream waits for retire without a call, whatever their number. At most 65,536 requests
+//! may be unfinished, or held by a handle, at a time.
 //!
 //! # Timeouts
 //! - The start of a job: 60 s, `MP_START_TIMEOUT`, or the limit that the call passes; then
@@ -127,13 +146,15 @@
 //!   [`Builder::timeout`] (default 30 s), then [`Kind::Timeout`], which names the rank.
 //! - A call that finds no room waits at most twice [`Builder::timeout`], then
 //!   [`Kind::QueueFull`]; with [`Full::Fail`] it fails at once.
-//! - A send, and a receive that a stream waits for: [`Builder::timeout`], or [`SendOp::timeout`]
-//!   and [`RecvOp::timeout`] for one request; then the peer is given up, see below. A receive from
-//!   any rank has no peer: it alone fails, with [`Kind::Failed`].
+//! - A send, and a receive or a signal that a stream waits for: [`Builder::timeout`], or
+//!   [`SendOp::timeout`] and [`RecvOp::timeout`] for one request; then the peer is given up, see
+//!   below. A receive from any rank has no peer: it alone fails, with [`Kind::Failed`].
 //! - A receive that only the CPU waits for has no timeout, unless [`RecvOp::timeout`] sets one.
 //! - A wait of the CPU ([`Request::wait`], [`Context::synchronize`], [`Context::close`]): the limit
 //!   that the call passes, then [`Kind::Timeout`]; nothing has changed, and the call may be
 //!   repeated.
+//! - [`Context::agree`]: its limit, then [`Kind::Missing`], which names the ranks that did not call.
+//!   A rank that answers no ping for half of it is lost.
 //! - A stream that has waited for [`Builder::watchdog`] (default 10 s) continues to wait: a warning
 //!   and [`Context::stuck`] name the message that it waits for.
 //!
@@ -180,6 +201,10 @@
 //! # Ok::<(), mp::Error>(())
 //! ```
 //!
+//! Ranks find a loss at different times, and those that exchange no messages with the lost rank may
+//! never find it. [`Context::agree`] returns the set of lost ranks, the same at all survivors, also
+//! if ranks are lost during the call.
+//!
 //! # Progress and threads
 //! Messages on streams need no CPU once both ranks have used the tag. A background thread of the
 //! context does all other work, or the program does it ([`Progress::Manual`]). Contexts, memory,
@@ -192,33 +217,48 @@
 //! - `serde`: the addresses of [`gdsync`] implement the traits of serde.
 //!
 //! # Environment
-//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, and the variables of the job:
-//! see `docs/env.md`.
+//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, `MP_TRACE`, and the variables of
+//! the job: see `docs/env.md`.
 
 #![deny(clippy::missing_errors_doc)]
 #![deny(clippy::missing_panics_doc)]
 #![deny(clippy::missing_safety_doc)]
 
+mod agreement;
 pub mod bootstrap;
+mod collective;
 mod context;
 mod error;
 mod kernels;
 #[doc(hidden)]
 pub mod mutant;
+mod neighbourhood;
 mod path;
+mod plan;
 mod region;
 mod request;
+mod stats;
+mod trace;
 mod two_sided;
+mod window;
 mod wire;
 
 pub use bootstrap::Bootstrap;
-pub use context::{Builder, Context, Request, Scope, wait_all, wait_any, wait_some};
+pub use collective::{Number, Op};
+pub use context::{
+    Agreed, Builder, Collectives, Context, Neighbourhood, Neighbours, Request, Scope, Window,
+    wait_all, wait_any, wait_some,
+};
 pub use error::{Error, Kind, Result};
 pub use gdsync;
+pub use neighbourhood::Neighbour;
 pub use path::{NicOptions, Path, WordOrder};
-pub use region::{Memory, Slice};
+pub use region::{Memory, Slice, Strided};
 pub use request::Done;
-pub use two_sided::{Connect, Full, Progress, RecvOp, SendOp, SizeSource, Source, Stuck};
+pub use stats::{Counts, PeerStats, Stats};
+pub use two_sided::{
+    Connect, Full, NULL_RANK, Progress, RecvOp, SendOp, SizeSource, Source, Stuck,
+};
 
 /// Checks what the section on threads promises.
 const _: () = {
@@ -227,7 +267,12 @@ const _: () = {
     shared::<Builder>();
     shared::<Memory>();
     shared::<Slice>();
+    shared::<Strided>();
     shared::<Request>();
+    shared::<Window>();
+    shared::<Neighbourhood>();
+    shared::<Neighbours>();
+    shared::<Neighbour>();
     shared::<Error>();
     shared::<Stuck>();
     shared::<RecvOp<'_>>();

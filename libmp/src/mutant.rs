@@ -17,4 +17,29 @@ gds_step::mutants! {
     LocalWordFirst,
     /// Two messages of one tag have their numbers exchanged.
     SwappedMatchOrder,
+    /// A stream takes in the message of a receive that another stream posted before that stream has
+    /// reached the receive.
+    EarlyClaim,
+    /// The signal of a put is stored before its payload.
+    SignalFirst,
+    /// A fence orders nothing.
+    MissingFence,
+    /// Quiet returns at once.
+    QuietAtOnce,
+    /// A refused call does not abort the first of its puts.
+    ForgottenPut,
+    /// An exchange with neighbours takes the ready word of the step before for that of the step.
+    StaleReady,
+    /// A double-buffered exchange unpacks the landing memory of the other parity.
+    WrongParity,
+    /// All calls of collectives use the same slots.
+    SameParity,
+    /// A collective call does not wait for the words of this call.
+    StaleCall,
+    /// A stream's collective call that was released ends with success.
+    ReleasedCallSucceeds,
+    /// A rank decides which ranks are lost as soon as all others have called.
+    HastyAgreement,
+    /// Some ready words repeat the number of the one before.
+    RepeatedReadyWord,
 }

@@ -8,9 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gdsync::Gpu;
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::{Condition, MemoryKind};
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Context, Error, Kind, Result, Source};
+use sim::gate;
 use sim::{LIMIT, Rank, SMALL, millis, play, recv, secs, send, slice, talk};
+use vmlx5::fabric::faults::Faults;
 
 /// The store that the ranks share, and how often each rank asked which ranks are gone.
 #[derive(Clone, Debug, Default)]
@@ -375,4 +379,51 @@ fn liveness_check_for_an_error_text_blocks_no_call() {
     std::thread::sleep(millis(300));
     assert!(meanwhile(&store, move || ctx.word_order(1).is_some()));
     late.join().unwrap();
+}
+
+/// A stream that is new to a peer posts on the lane of another stream. When its own lane could be
+/// opened again, its signals still follow its earlier puts.
+#[test]
+fn signals_follow_puts_that_were_posted_without_the_store() {
+    const ROOM: usize = 40_000;
+    for seed in 0..10 {
+        let store = Store::default();
+        play(seed, 2, move |rank| {
+            let faults = Faults {
+                seed,
+                ooo: 0.9,
+                ..Faults::default()
+            };
+            let place = rank.place_with(SoftOptions::default(), true, faults);
+            let bootstrap = store.of(rank);
+            let ctx = rank.open_at(&place, |b| b.bootstrap(bootstrap));
+            let memory = ctx.alloc(MemoryKind::Pinned, ROOM + 8).unwrap();
+            let window = ctx.window(&memory).unwrap();
+            let data = ctx.alloc(MemoryKind::Pinned, ROOM).unwrap();
+            data.write(0, &[1; ROOM]).unwrap();
+            let [old, new] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+            let put = |stream| window.put_on(stream, rank.peer(), 0, &data.all()).unwrap();
+            put(&old).wait(LIMIT).unwrap();
+            lose(rank, &store);
+            memory.write(0, &[0; ROOM]).unwrap();
+            rank.barrier();
+            let gate = gate::Gate::new(ctx.gpu());
+            gate.hold(&new);
+            drop(put(&new));
+            rank.barrier();
+            store.revive();
+            rank.pass(secs(1));
+            drop(window.signal_on(&new, rank.peer(), ROOM, 1).unwrap());
+            gate.open();
+            let geq = Condition::Geq;
+            window
+                .wait_signal(rank.peer(), ROOM, geq, 1, LIMIT)
+                .unwrap();
+            let mut bytes = [0; ROOM];
+            memory.read(0, &mut bytes).unwrap();
+            assert!(bytes == [1; ROOM]);
+            ctx.close(LIMIT).unwrap();
+            rank.barrier();
+        });
+    }
 }

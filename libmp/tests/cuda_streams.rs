@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use application::{driver, make_current, ok, retained};
 use gdsync::Gpu;
-use gdsync::gpu::{MemoryKind, Stream};
+use gdsync::gpu::{Condition, MemoryKind, Stream};
 use gdsync::rdma::Device;
 use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::CUstream;
@@ -245,6 +245,20 @@ const CALLS: &[(&str, Call)] = &[
         let request = rig.ranks[0].isend(1, 7, &from)?;
         request.wait(LIMIT)?;
         request.wait_on(stream)
+    }),
+    ("wait for a word", |rig, stream| {
+        let word = rig.memory[0].slice(0, 8)?;
+        rig.ranks[0].wait_value_on(stream, None, &word, Condition::Geq, 0)
+    }),
+    ("store of a word", |rig, stream| {
+        let word = rig.memory[0].slice(0, 4)?;
+        rig.ranks[0].write_value_on(stream, &word, 1)
+    }),
+    ("wait for a ready word", |rig, stream| {
+        rig.ranks[0].wait_ready_on(stream, 1)
+    }),
+    ("ready word", |rig, stream| {
+        rig.ranks[0].send_ready_on(stream, 1)
     }),
 ];
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use crate::{Mutex, Time};
 
@@ -57,6 +58,12 @@ pub struct MachineId(pub u64);
 pub trait Env: Send + Sync + fmt::Debug {
     /// The current time.
     fn now(&self) -> Time;
+
+    /// The time of the system's monotonic clock at [`Time::ZERO`], which makes times of different
+    /// processes of one host comparable; zero if the time is virtual.
+    fn epoch(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Waits until `condition` holds (returns `true`) or the deadline has passed (returns `false`).
     /// `condition` is evaluated at least once, even if the deadline has already passed. Under

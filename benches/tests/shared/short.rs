@@ -22,7 +22,7 @@ pub struct On {
 pub type Short = (&'static str, &'static str, fn(&Value, &On));
 
 /// All commands.
-pub const SHORT: [Short; 30] = [
+pub const SHORT: [Short; 40] = [
     ("post", "post --bursts 4", |r, on| post(r, on, 3)),
     (
         "post with messages",
@@ -68,27 +68,27 @@ pub const SHORT: [Short; 30] = [
             assert_eq!(number(r, by), number(r, "/figures/bytes"), "{r:#}");
         }
     }),
-    ("rate", "rate --messages 20000", |r, on| {
+    ("write_rate", "write_rate --messages 20000", |r, on| {
         names(r, "/figures/names", on);
         assert!(number(r, "/figures/spot_checks") > 0.0);
     }),
-    ("bandwidth", "bandwidth --messages 16", |r, on| {
+    ("write_bw", "write_bw --messages 16", |r, on| {
         names(r, "/figures/names", on);
         assert_eq!(number(r, "/figures/verified"), 8.0 * 1048576.0);
     }),
     (
-        "bandwidth of both layers",
-        "bandwidth --messages 16 --layer both",
+        "write_bw of both layers",
+        "write_bw --messages 16 --layer both",
         both,
     ),
     (
-        "bandwidth of both layers, posted by a stream",
-        "bandwidth --messages 16 --layer both --poster stream",
+        "write_bw of both layers, posted by a stream",
+        "write_bw --messages 16 --layer both --poster stream",
         both,
     ),
     (
-        "bandwidth of messages between threads",
-        "bandwidth --messages 40 --layer mp --size 1000 --threads",
+        "write_bw of messages between threads",
+        "write_bw --messages 40 --layer mp --size 1000 --threads",
         |r, _| {
             assert_eq!(r["figures"]["rows"][0]["layer"], "mp");
             assert_eq!(number(r, "/figures/verified"), 8000.0);
@@ -114,8 +114,8 @@ pub const SHORT: [Short; 30] = [
         assert_eq!(r["targets"].as_array().map(Vec::len), Some(3));
     }),
     (
-        "bandwidth of device memory",
-        "bandwidth --messages 16 --size 64Ki --memory device --threads",
+        "write_bw of device memory",
+        "write_bw --messages 16 --size 64Ki --memory device --threads",
         |r, _| assert_eq!(number(r, "/figures/verified"), 8.0 * 65536.0),
     ),
     ("loopback", "loopback --chains 2 --singles 5", |r, on| {
@@ -224,6 +224,76 @@ pub const SHORT: [Short; 30] = [
         "pingpong --sizes 8,4Ki --iterations 20 --memory device",
         pingpong,
     ),
+    (
+        "latency",
+        "latency -m 3:12 -i 20 -x 2 --op send,put,get,put-signal --poster cpu,stream",
+        |r, on| osu(r, on, [3, 6, 12], 8),
+    ),
+    (
+        "latency of long messages between threads",
+        "latency -m 20001:80004 -i 3 -x 2 --op send,put,get,put-signal --poster cpu,stream \
+         --threads -d D",
+        |r, _| rows(r, [20001, 40002, 80004], 8),
+    ),
+    (
+        "bandwidth of windows",
+        "bandwidth -m 4000:16000 -W 5 -i 3 -x 1 --op send,put,get,put-signal --poster cpu,stream",
+        |r, on| osu(r, on, [4000, 8000, 16000], 8),
+    ),
+    (
+        "bandwidth of a window of many messages",
+        "bandwidth -m 8:32 -W 100 -i 3 -x 1 --threads --poster cpu,stream -d H",
+        |r, _| rows(r, [8, 16, 32], 2),
+    ),
+    (
+        "bibw",
+        "bibw -m 2000:8000 -W 5 -i 3 -x 1 --op send,put,get,put-signal --poster cpu,stream",
+        |r, on| osu(r, on, [2000, 4000, 8000], 8),
+    ),
+    (
+        "rate of two pairs",
+        "rate -m 2:8 -W 20 -i 3 -x 1 -p 2 --op send,put-signal",
+        |r, on| {
+            osu(r, on, [2, 4, 8], 2);
+            assert_eq!(number(r, "/figures/pairs"), 2.0);
+            let row = &r["figures"]["rows"][0];
+            let (bytes, messages) = (
+                number(row, "/megabytes_per_second") * 1e6,
+                number(row, "/messages_per_second"),
+            );
+            assert!((bytes / messages - 2.0).abs() < 1e-6, "{row:#}");
+        },
+    ),
+    ("pingpong_all", "pingpong_all -n 3 -i 10 -x 1", |r, on| {
+        names(r, "/figures/names", on);
+        let pairs = r["figures"]["pairs"].as_array().unwrap();
+        let ranks: Vec<_> = pairs.iter().map(|p| p["ranks"].to_string()).collect();
+        assert_eq!(ranks, ["[0,1]", "[0,2]", "[1,2]"]);
+        assert!(
+            pairs.iter().all(|p| number(p, "/latency_us") > 0.0),
+            "{r:#}"
+        );
+    }),
+    (
+        "producer_consumer",
+        "producer_consumer -i 200 -W 3 -s 1000",
+        |r, on| {
+            names(r, "/figures/names", on);
+            assert!(number(r, "/figures/items_per_second") > 0.0);
+            assert_eq!(number(r, "/figures/verified"), 300.0 * 1000.0);
+        },
+    ),
+    ("neighbours", "neighbours -i 40 -x 2", |r, on| {
+        names(r, "/figures/names", on);
+        neighbours(r, &["neighbourhood", "messages"], 40.0);
+        let targets = if on.runtime == "soft" { 1 } else { 2 };
+        assert_eq!(r["targets"].as_array().map(Vec::len), Some(targets));
+    }),
+    (
+        "neighbours of three ranks",
+        "neighbours -n 8 -s 1001 --ranks 3 -i 20 -x 2 --way neighbourhood --double --threads",
+        |r, _| neighbours(r, &["neighbourhood"], 20.0),
+    ),
 ];
 
 /// Runs the program with these arguments.
@@ -247,13 +317,25 @@ pub fn play((name, words, holds): &Short, on: &On) {
 }
 
 /// Commands with an injected error, and the message that they must print.
-pub const WRONG: [(&str, &str); 4] = [
+pub const WRONG: [(&str, &str); 7] = [
     (
         "pingpong --sizes 64 --iterations 20 --threads --corrupt 9",
         "byte 32 of message 9 from rank 1",
     ),
     ("verify --messages 300 --spoil 200", "wrong bytes"),
     ("soak --messages 20000 --leak 8", "the heap grew"),
+    (
+        "bandwidth -m 64:64 -W 3 -i 1 -x 3 --threads --corrupt 2",
+        "wrong bytes in round 2: byte 32 is ",
+    ),
+    (
+        "neighbours -n 2 -i 1 --threads --corrupt 3",
+        "step 3: wrong bytes from neighbour 0, rank ",
+    ),
+    (
+        "producer_consumer -i 50 -s 64 --threads --spoil 120",
+        "byte 32 of message 120 from rank 0",
+    ),
     ("gds_sanity -n 2 -s 10 -g --corrupt", "checks failed"),
 ];
 
@@ -338,6 +420,49 @@ fn pingpong(report: &Value, on: &On) {
         let proof = report.pointer(rank).unwrap();
         assert_eq!(proof["trace"]["rung"], proof["trace"]["sends"], "{proof:#}");
     }
+}
+
+fn neighbours(report: &Value, ways: &[&str], steps: f64) {
+    let rows = report["figures"]["rows"].as_array().unwrap();
+    let found: Vec<_> = rows
+        .iter()
+        .map(|row| row["way"].as_str().unwrap())
+        .collect();
+    assert_eq!(found, ways);
+    for row in rows {
+        assert_eq!(number(row, "/host_ns/count"), steps);
+        assert!(number(row, "/gpu_ns/min") > 0.0, "{row:#}");
+    }
+    let ratios = report["figures"]["ratios"].as_array().unwrap();
+    assert_eq!(ratios.len(), ways.len() - 1);
+    assert!(ratios.iter().all(|ratio| number(ratio, "/host") > 0.0));
+}
+
+/// A row for each size and way, and a ratio for each way but the first.
+fn osu(report: &Value, on: &On, sizes: [u64; 3], ways: usize) {
+    names(report, "/figures/names", on);
+    rows(report, sizes, ways);
+}
+
+fn rows(report: &Value, sizes: [u64; 3], ways: usize) {
+    let rows = report["figures"]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3 * ways);
+    for (i, row) in rows.iter().enumerate() {
+        assert_eq!(number(row, "/size"), sizes[i / ways] as f64);
+        assert_eq!(row["op"], rows[i % ways]["op"]);
+        assert_eq!(row["poster"], rows[i % ways]["poster"]);
+        let is_latency = report["benchmark"] == "latency";
+        for (at, has) in [
+            ("latency_us", is_latency),
+            ("megabytes_per_second", !is_latency),
+            ("messages_per_second", true),
+        ] {
+            assert_eq!(row[at].as_f64().is_some_and(|f| f > 0.0), has, "{row:#}");
+        }
+    }
+    let ratios = report["figures"]["ratios"].as_array().unwrap();
+    assert_eq!(ratios.len(), 3 * (ways - 1));
+    assert!(ratios.iter().all(|ratio| number(ratio, "/ratio") > 0.0));
 }
 
 fn both(report: &Value, on: &On) {

@@ -80,6 +80,7 @@ pub fn examine(machine: &Machine) -> Report {
             "GDS_NIC",
             "GDS_PROVIDER",
             "MP_TELL",
+            "MP_TRACE",
         ]
         .into_iter()
         .chain(launcher::local_ranks().flat_map(<[_; 2]>::from))

@@ -126,6 +126,8 @@ pub struct Setup {
     pub manual: bool,
     /// Whether requests are prepared before they are posted.
     pub prepared: bool,
+    /// Whether prepared requests are bound to their streams when they are posted, several at once.
+    pub late: bool,
     /// Whether sends are waited for one round later.
     pub lag: usize,
     /// Number of messages of each channel.

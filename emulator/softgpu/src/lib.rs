@@ -38,6 +38,7 @@ mod protect;
 #[doc(hidden)]
 pub mod queue;
 mod span;
+mod stamp;
 mod store_buffer;
 mod table;
 mod window;
@@ -52,4 +53,5 @@ pub use kernel::{
     MAX_BLOCK_THREADS, MAX_DYNAMIC_SHARED,
 };
 pub use op::{Cond, InlineData, MemOp};
+pub use stamp::Stamp;
 pub use window::Window;

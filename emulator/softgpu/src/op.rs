@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::queue::Ring;
-use crate::{DevAddr, Dims, Error, Kernel};
+use crate::{DevAddr, Dims, Error, Kernel, Stamp};
 
 /// The condition of a wait. `v` is the word in memory under the wait's mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -193,6 +193,8 @@ pub(crate) enum Op {
     Launch(Box<Launch>),
     /// All earlier writes are visible when the submission retires.
     Record,
+    /// As `Record`, and notes the time.
+    Stamp(Stamp),
     /// Continues when the other stream has retired this many submissions.
     WaitEvent {
         ring: Arc<Ring<Op>>,
@@ -208,7 +210,12 @@ impl Op {
     pub(crate) fn comes_after_writes(&self) -> bool {
         match self {
             Op::Write { fenced, .. } => *fenced,
-            Op::Fence | Op::Record | Op::Copy { .. } | Op::Fill { .. } | Op::Launch(_) => true,
+            Op::Fence
+            | Op::Record
+            | Op::Stamp(_)
+            | Op::Copy { .. }
+            | Op::Fill { .. }
+            | Op::Launch(_) => true,
             Op::Wait(_)
             | Op::Inline { .. }
             | Op::Data(_)

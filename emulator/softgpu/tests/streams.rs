@@ -495,3 +495,41 @@ fn handles_go_to_any_thread() {
     check_owned::<softgpu::PinnedMemory>();
     check_owned::<softgpu::HostRegistration>();
 }
+
+#[test]
+fn stamp_has_the_time_at_which_its_stream_reached_it() {
+    let (env, gpu) = rig(Config::default());
+    let pin = gpu.alloc_pinned(64).unwrap();
+    let stream = gpu.stream().unwrap();
+    let before = stream.stamp().unwrap().unwrap();
+    stream.submit([wait32(pin.addr(), 1)]).unwrap();
+    let behind = stream.stamp().unwrap().unwrap();
+    assert_eq!(before.at(), None);
+    env.steps(4);
+    let passed = before.at().expect("nothing is before it");
+    assert_eq!(behind.at(), None, "the stream waits");
+    pin.window().store32(0, 1).unwrap();
+    sync(&stream);
+    assert!(
+        behind
+            .at()
+            .is_some_and(|at| at >= passed && at <= env.now())
+    );
+    assert_eq!(before.at(), Some(passed), "it does not change");
+}
+
+#[test]
+fn stream_that_is_more_than_half_full_takes_no_stamp() {
+    let (_env, gpu) = rig(Config {
+        stream_bound: 8,
+        ..Config::default()
+    });
+    let pin = gpu.alloc_pinned(64).unwrap();
+    let stream = gpu.stream().unwrap();
+    for _ in 0..5 {
+        stream.submit([write32(pin.addr(), 1)]).unwrap();
+    }
+    assert!(stream.stamp().unwrap().is_none());
+    sync(&stream);
+    assert!(stream.stamp().unwrap().is_some());
+}

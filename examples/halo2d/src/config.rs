@@ -56,11 +56,11 @@ pub struct Config {
     pub seed: u64,
     /// Longest single wait of the CPU.
     pub limit: Duration,
-    /// The time without progress after which a rank probes the other ranks, and the time limit for
-    /// their answers; a rank that does not answer is lost. It must be less than a third of the
-    /// context's time limit: a silent rank is then found before the ranks that wait for it are
-    /// treated as silent, too. The last rank may start up to eight times as long after the others.
-    /// A context that waits for room ([`mp::Full::Wait`]) does not answer during the wait.
+    /// The time that a rank waits before it calls [`mp::Context::agree`], and the time after which
+    /// that call counts a silent rank as lost. It must be less than a third of the context's time
+    /// limit: a silent rank is then found before the ranks that wait for it time out, too. The last
+    /// rank may start up to eight times as long after the others. A rank that waits for room
+    /// ([`mp::Full::Wait`]) calls it only after that wait.
     pub answer_limit: Duration,
 }
 

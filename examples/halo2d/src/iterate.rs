@@ -49,7 +49,7 @@ impl<'a> Run<'a> {
             ctx,
             config,
             grid: config.grid(ctx),
-            recovery: Recovery::new(ctx, config)?,
+            recovery: Recovery::new(ctx, config),
             phases: [memory.phase(0)?, memory.phase(1)?],
             memory,
             kernels,
@@ -82,22 +82,17 @@ impl<'a> Run<'a> {
 
     fn iterate_all(&mut self) -> Result<Duration> {
         let batch = self.config.batch;
-        self.recovery.barrier()?;
+        self.recovery.start()?;
         let host = self.ctx.gpu().host();
         let start = host.now();
         let mut in_flight = VecDeque::new();
         let mut k = 0;
-        while k < self.iterations()? {
-            if k % batch == 0 {
-                self.recovery.poll_notes()?;
-                if in_flight.len() == self.config.batches_in_flight {
-                    // A batch counts as done when its last halos have arrived.
-                    let oldest: Vec<Request> = in_flight.pop_front().unwrap_or_default();
-                    self.wait(&oldest)?;
-                    if self.recovery.has_lost() {
-                        continue;
-                    }
-                }
+        while k < self.iterations() {
+            if k % batch == 0 && in_flight.len() == self.config.batches_in_flight {
+                // A batch counts as done when its last halos have arrived.
+                let oldest: Vec<Request> = in_flight.pop_front().unwrap_or_default();
+                self.wait(&oldest)?;
+                continue;
             }
             let receives = self.iterate(k)?;
             k += 1;
@@ -111,17 +106,15 @@ impl<'a> Run<'a> {
         self.recovery.synchronize(&self.inner)?;
         self.recovery.synchronize(&self.edge)?;
         let elapsed = host.now() - start;
-        self.recovery.barrier()?;
+        self.recovery.finish()?;
         self.recovery.result()?;
         Ok(elapsed)
     }
 
     /// The number of iterations to run: fewer, once a rank is lost.
-    fn iterations(&mut self) -> Result<u64> {
-        match self.recovery.has_lost() {
-            false => Ok(self.config.iterations),
-            true => self.recovery.last_iteration(),
-        }
+    fn iterations(&self) -> u64 {
+        let last = self.recovery.last_iteration();
+        last.unwrap_or(self.config.iterations)
     }
 
     /// Enqueues iteration `k`, and returns its receives.

@@ -24,8 +24,8 @@
 //!
 //! - [`grid`]: the decomposition, and [`serial`]: the reference run, need no GPU and no message.
 //! - `tile`: the memory of a tile and its transfers. `iterate`: the work on the streams.
-//! - `recovery`: agreement on lost ranks. `outcome`: the sum over all ranks. The library has
-//!   neither recovery nor collectives yet, so the application implements both with messages.
+//! - `recovery`: what the ranks do when one of them is lost. `outcome`: the sum over all ranks, which
+//!   the application implements with messages.
 
 mod config;
 pub mod grid;

@@ -58,7 +58,7 @@ fn main() -> std::process::ExitCode {
     let limit = Duration::from_secs(cli.limit);
     let set = |b: mp::Builder| {
         let b = b.eager_limit(cli.eager).timeout(limit);
-        // A rank that waits for room must answer the other ranks itself.
+        // A rank that waits for room must agree with the other ranks on those that are lost.
         b.full(Full::Fail)
     };
     ranks::play(&cli.ranks, set, |ctx| play(ctx, &cli, limit))

@@ -43,12 +43,17 @@ struct Job {
     model: Model,
     grid: Grid,
     victim: u32,
+    /// A rank that is killed while the others agree that `victim` is lost, and the time from the
+    /// halt of that one in ms.
+    second: Option<(u32, u64)>,
 }
 
 impl Job {
     fn to_text(self) -> String {
         let Grid { columns, rows } = self.grid;
-        format!("{} {columns}x{rows} {}", self.model, self.victim)
+        let second = self.second;
+        let second = second.map_or(String::new(), |(rank, ms)| format!(" {rank} {ms}"));
+        format!("{} {columns}x{rows} {}{second}", self.model, self.victim)
     }
 
     fn from_text(text: &str) -> Job {
@@ -57,12 +62,18 @@ impl Job {
             model: Model::from_str(words.next().unwrap(), false).unwrap(),
             grid: words.next().unwrap().parse().unwrap(),
             victim: words.next().unwrap().parse().unwrap(),
+            second: words.next().map(|rank| {
+                let ms = words.next().unwrap();
+                (rank.parse().unwrap(), ms.parse().unwrap())
+            }),
         }
     }
 
     fn survivors(self) -> Vec<u32> {
         let ranks = 0..self.grid.ranks().unwrap();
-        ranks.filter(|rank| *rank != self.victim).collect()
+        let second = self.second.map(|(second, _)| second);
+        let lost = |rank: &u32| *rank == self.victim || Some(*rank) == second;
+        ranks.filter(|rank| !lost(rank)).collect()
     }
 }
 
@@ -234,8 +245,19 @@ fn survive(job: Job, halt: fn(&mut Child)) {
     }
     halt(&mut ranks[job.victim as usize].child);
     let halted = Instant::now();
-    let names = ["PeerFailed", "Silent", "Timeout"].map(|kind| format!("{kind} {} ", job.victim));
-    let named = |said: &str| names.iter().any(|name| said.starts_with(name));
+    if let Some((second, ms)) = job.second {
+        thread::sleep(Duration::from_millis(ms));
+        kill(&mut ranks[second as usize].child);
+    }
+    let second = job.second.map(|(second, _)| second);
+    let lost = || [Some(job.victim), second].into_iter().flatten();
+    let kinds = ["PeerFailed", "Silent", "Timeout"];
+    let named = |said: &str| {
+        let mut names = kinds
+            .iter()
+            .flat_map(|kind| lost().map(move |rank| format!("{kind} {rank} ")));
+        names.any(|name| said.starts_with(&name))
+    };
     for what in ["halo", "probe"] {
         for rank in job.survivors() {
             let said = ranks[rank as usize].expect(what);
@@ -248,14 +270,13 @@ fn survive(job: Job, halt: fn(&mut Child)) {
     for rank in job.survivors() {
         ranks[rank as usize].expect("done");
     }
-    let victim = ranks.remove(job.victim as usize);
-    for rank in &mut ranks {
-        drop(rank.child.stdin.take());
+    for rank in job.survivors() {
+        drop(ranks[rank as usize].child.stdin.take());
     }
-    for rank in &mut ranks {
-        assert!(rank.child.wait().unwrap().success());
+    for rank in job.survivors() {
+        assert!(ranks[rank as usize].child.wait().unwrap().success());
     }
-    drop(victim);
+    drop(ranks);
     fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -264,7 +285,12 @@ const OF_FOUR: (u32, u32) = (2, 3);
 /// Three by three, where four ranks are not neighbours of it.
 const OF_NINE: (u32, u32) = (3, 4);
 
-fn one_of((side, victim): (u32, u32), models: &[Model], halt: fn(&mut Child)) {
+fn one_of(
+    (side, victim): (u32, u32),
+    second: Option<(u32, u64)>,
+    models: &[Model],
+    halt: fn(&mut Child),
+) {
     for model in models.iter().copied() {
         let grid = Grid {
             columns: side,
@@ -274,6 +300,7 @@ fn one_of((side, victim): (u32, u32), models: &[Model], halt: fn(&mut Child)) {
             model,
             grid,
             victim,
+            second,
         };
         survive(job, halt);
     }
@@ -291,20 +318,30 @@ fn freeze(victim: &mut Child) {
 
 #[test]
 fn survivors_of_four_name_the_killed_rank() {
-    one_of(OF_FOUR, &Model::ALL, kill);
+    one_of(OF_FOUR, None, &Model::ALL, kill);
 }
 
 #[test]
 fn survivors_of_four_name_the_stopped_rank() {
-    one_of(OF_FOUR, &Model::ALL, freeze);
+    one_of(OF_FOUR, None, &Model::ALL, freeze);
 }
 
 #[test]
 fn survivors_of_nine_name_the_killed_rank() {
-    one_of(OF_NINE, &[Model::Stream], kill);
+    one_of(OF_NINE, None, &[Model::Stream], kill);
 }
 
 #[test]
 fn survivors_of_nine_name_the_stopped_rank() {
-    one_of(OF_NINE, &[Model::Stream], freeze);
+    one_of(OF_NINE, None, &[Model::Stream], freeze);
+}
+
+/// The second rank, a neighbour of the first or not, dies shortly before the others call for an
+/// agreement, or while they wait in it for the first rank.
+#[test]
+fn survivors_name_a_lost_rank_if_another_is_killed_during_the_agreement() {
+    for second in [(7, 995), (8, 1030), (7, 1060)] {
+        one_of(OF_NINE, Some(second), &[Model::Stream], freeze);
+    }
+    one_of(OF_FOUR, Some((0, 1020)), &[Model::Cpu], freeze);
 }

@@ -280,7 +280,7 @@ struct Hostile {
 
 fn head(kind: u8, small: u8) -> Vec<u8> {
     let mut bytes = b"mp01".to_vec();
-    bytes.extend([5, 0, kind, small]);
+    bytes.extend([7, 0, kind, small]);
     bytes
 }
 

@@ -9,13 +9,13 @@ use crate::input::Input;
 /// Decodes any bytes, and bytes that begin like a message.
 pub fn run(data: &[u8]) {
     // The version of the bytes below.
-    assert!(control(b"mp01\x05\0\x02\0").is_some());
+    assert!(control(b"mp01\x07\0\x02\0").is_some());
     check(data);
     let mut input = Input(data);
     let kind = input.byte();
-    let mut bytes = b"mp01\x05\0".to_vec();
-    bytes.extend([kind >> 4, input.byte() & kind & 1]);
-    match kind >> 4 {
+    let mut bytes = b"mp01\x07\0".to_vec();
+    bytes.extend([kind >> 3, input.byte() & kind & 1]);
+    match kind >> 3 {
         1 => {
             let record = QpAddress::default()
                 .node(input.next())
@@ -38,7 +38,26 @@ pub fn run(data: &[u8]) {
             bytes.extend(input.next::<[u8; 16]>());
             records(&mut bytes, &mut input, &record.to_bytes());
         }
-        _ => bytes.extend(input.bytes(usize::from(kind & 15) * 2)),
+        13 => {
+            bytes.extend(input.next::<[u8; 12]>());
+            let record = RemoteMemory::default().addr(input.next()).len(input.next());
+            records(&mut bytes, &mut input, &record.to_bytes());
+        }
+        14 => {
+            bytes.extend(input.next::<[u8; 32]>());
+            let record = RemoteMemory::default().addr(input.next()).len(input.next());
+            records(&mut bytes, &mut input, &record.to_bytes());
+            bytes.extend(input.next::<[u8; 16]>());
+            records(&mut bytes, &mut input, &record.to_bytes());
+        }
+        17 => {
+            bytes.extend(input.next::<[u8; 16]>());
+            let lost = input.bytes(usize::from(kind & 7));
+            bytes.push(input.byte() % 4);
+            bytes.extend((lost.len() as u32).to_le_bytes());
+            bytes.extend(lost);
+        }
+        _ => bytes.extend(input.bytes(usize::from(kind & 7) * 2)),
     }
     check(&bytes);
     // One bit is flipped, or the message is cut.
@@ -67,8 +86,8 @@ fn records(bytes: &mut Vec<u8>, input: &mut Input<'_>, record: &[u8]) {
 
 /// A message is refused, or encodes to the same bytes again.
 fn check(data: &[u8]) {
-    // An error has a text with the reason; a message is short.
-    if let Some(again) = bounded(4096, || control(data)) {
+    // An error has a text with the reason; a message is short, or as long as its bytes.
+    if let Some(again) = bounded(4096 + 4 * data.len(), || control(data)) {
         assert_eq!(data, again);
     }
 }

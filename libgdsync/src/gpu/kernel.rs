@@ -20,7 +20,18 @@ pub static KERNELS: KernelImage = crate::kernel_image!("gds_kernels");
 /// A kernel for [`Stream::launch`](super::Stream::launch), loaded on a GPU by [`Module::kernel`]. A
 /// clone is the same kernel.
 #[derive(Clone, Debug)]
-pub struct Kernel(pub(super) Arc<dyn Any + Send + Sync>);
+pub struct Kernel(pub(super) Arc<dyn Any + Send + Sync>, Arc<str>);
+
+impl Kernel {
+    /// A kernel of a runtime, with its name in its module.
+    pub(super) fn of(handle: impl Any + Send + Sync, name: &str) -> Kernel {
+        Kernel(Arc::new(handle), name.into())
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.1
+    }
+}
 
 /// The shape of a launch: number of blocks, threads per block, bytes of dynamic shared memory.
 /// [`Gpu::dims_for`] makes the shape of a grid-stride loop.

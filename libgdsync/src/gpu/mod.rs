@@ -24,11 +24,12 @@ mod share;
 #[cfg(feature = "soft")]
 pub mod soft;
 mod stream;
+mod timeline;
 mod waiting;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use gds_step::Host;
@@ -61,6 +62,9 @@ pub use stream::Stream;
 pub(crate) use stream::submissions;
 #[doc(hidden)]
 pub use stream::{Lent, WeakStream};
+use timeline::Observers;
+#[doc(hidden)]
+pub use timeline::{Observer, Passed, Work};
 #[doc(hidden)]
 pub use waiting::WaitLimits;
 pub(crate) use waiting::{Proof, Waiting};
@@ -129,7 +133,10 @@ struct GpuInner {
     caps: Caps,
     tracer: Tracer,
     waiting: Waiting,
+    observers: Observers,
     adopted: Adopted,
+    /// Streams with a handle of the application. Relaxed: a count, which orders nothing.
+    streams: AtomicUsize,
     /// See [`Gpu::companion`].
     companion: OnceLock<Box<dyn Any + Send + Sync>>,
     modules: kernel::Loaded,
@@ -211,7 +218,9 @@ impl Gpu {
             caps,
             tracer: Tracer::from_env()?,
             waiting,
+            observers: Observers::default(),
             adopted: Adopted::default(),
+            streams: AtomicUsize::new(0),
             companion: OnceLock::new(),
             modules,
             kernels,
@@ -316,6 +325,12 @@ impl Gpu {
         self.0.waiting.limits()
     }
 
+    /// Number of streams that have a [`Stream`] of the application now.
+    #[doc(hidden)]
+    pub fn stream_count(&self) -> usize {
+        self.0.streams.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn waiting(&self) -> &Waiting {
         &self.0.waiting
     }
@@ -340,6 +355,10 @@ impl Gpu {
     /// One of the library's kernels; `None` if this GPU does not have them.
     fn own_kernel(&self, entry: Entry) -> Option<&Kernel> {
         self.0.kernels.get(entry as usize)
+    }
+
+    fn observers(&self) -> &Observers {
+        &self.0.observers
     }
 
     fn adopted(&self) -> &Adopted {
@@ -395,7 +414,7 @@ impl Gpu {
         };
         let mut send = |ops: &[Op]| -> Result<()> {
             self.0.tracer.submission(stream.id(), ops);
-            stream.handle().submit(ops)?;
+            stream.observed(|| Work::of(ops), |handle| handle.submit(ops))?;
             *submitted = true;
             Ok(())
         };

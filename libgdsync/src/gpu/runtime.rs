@@ -87,6 +87,13 @@ pub(crate) trait Runtime: Any + Send + Sync + fmt::Debug {
     fn new_stream(&self, waits: &dyn Fn() -> bool) -> Result<Arc<dyn StreamHandle>>;
     /// The current end of every stream, also of streams whose handles are dropped.
     fn ends(&self) -> Ends;
+    /// Prepares [`Runtime::passed_at`]: compares the clocks of GPU and host.
+    fn start_clock(&self) -> Result<()> {
+        Ok(())
+    }
+    /// The time at which a stream passed an event that [`StreamHandle::stamp`] made, by the host's
+    /// clock; `None` if it has not passed it, or the time is unknown.
+    fn passed_at(&self, event: &dyn EventHandle) -> Option<Time>;
     /// See [`Gpu::flush_remote_writes`].
     fn flush_remote_writes(&self);
     /// Blocks the CPU until the NIC writes to GPU memory are visible to it, independent of the
@@ -144,6 +151,8 @@ pub(crate) trait StreamHandle: Any + Send + Sync + fmt::Debug {
     fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()>;
     fn copy(&self, transfer: &Transfer) -> Result<()>;
     fn record(&self) -> Result<Arc<dyn EventHandle>>;
+    /// As [`StreamHandle::record`], an event that has a time; `None` if the stream has no room.
+    fn stamp(&self) -> Result<Option<Arc<dyn EventHandle>>>;
     fn wait_event(&self, event: &dyn EventHandle) -> Result<()>;
     /// Whether the stream has completed all enqueued work.
     fn is_idle(&self) -> Result<bool>;

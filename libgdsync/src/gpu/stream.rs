@@ -11,6 +11,7 @@ use gds_step::Mutex;
 
 use super::event::Event;
 use super::runtime::{Left, StreamHandle};
+use super::timeline::Work;
 use super::waiting::Proof;
 use super::{Dims, Gpu, Kernel, MemoryKind, Span, Word64, next_id};
 use crate::error::{Error, Kind, Result};
@@ -97,6 +98,7 @@ impl StreamInner {
         if gone.is_some() || self.handles.load(Ordering::Acquire) != 0 {
             return;
         }
+        self.gpu.0.streams.fetch_sub(1, Ordering::Relaxed);
         let left = self.handle.leave();
         match &left {
             Left::Ours => {}
@@ -241,6 +243,7 @@ impl Stream {
     pub(crate) fn new(gpu: Gpu, handle: Arc<dyn StreamHandle>) -> Stream {
         let id = next_id();
         handle.set_number(id);
+        gpu.0.streams.fetch_add(1, Ordering::Relaxed);
         let inner = StreamInner {
             id,
             gpu,
@@ -364,7 +367,7 @@ impl Stream {
     /// capture, `System` if the runtime refuses, `DeviceLost` if the GPU is lost.
     pub unsafe fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
         self.admit("launch kernel", 1, None)?;
-        self.handle().launch(kernel, dims, args)
+        self.launch_observed(kernel, dims, args)
     }
 
     /// Enqueues a kernel that waits for a store by another party, as [`Stream::launch`] does. The
@@ -397,7 +400,7 @@ impl Stream {
         // A graph may run many times, but the store that the kernel waits for happens once.
         self.check(self.gpu(), OPERATION)?;
         self.admit(OPERATION, 1, Some(proof))?;
-        self.handle().launch(kernel, dims, args)
+        self.launch_observed(kernel, dims, args)
     }
 
     /// Enqueues one of the library's kernels.
@@ -409,7 +412,7 @@ impl Stream {
             let what = format!("{:?} runs no kernels, which this call needs", self.gpu());
             Error::new("lower to a kernel", Kind::Unsupported, what)
         })?;
-        self.handle().launch(kernel, dims, args)
+        self.launch_observed(kernel, dims, args)
     }
 
     /// Counts `n` more submissions; a proof marks submissions that may make the stream wait.
@@ -485,7 +488,8 @@ impl Stream {
             let dims = Dims::linear(blocks.clamp(1, SHAPE.1) as u32, SHAPE.0);
             return self.launch_own(Entry::Transfer, dims, transfer.bytes());
         }
-        self.handle().copy(&transfer)
+        let work = || Work::Copy(transfer.len);
+        self.observed(work, |handle| handle.copy(&transfer))
     }
 
     /// Records an event at the current end of the stream: it is done when all work enqueued so far
@@ -515,7 +519,7 @@ impl Stream {
         self.check(self.gpu(), "wait for event")?;
         let wait = (!event.is_done()?).then_some(Proof::Idle);
         self.admit("wait for event", 1, wait)?;
-        self.handle().wait_event(event.handle())
+        self.observed(|| Work::Event, |handle| handle.wait_event(event.handle()))
     }
 
     /// Blocks the CPU until all work enqueued so far has run: `true`; or until `limit` has passed:

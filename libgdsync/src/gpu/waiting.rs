@@ -190,6 +190,19 @@ impl Waiting {
         }
     }
 
+    /// Counts one more submission if `stream` keeps at least half of its room, or has no limit.
+    pub fn admit_spare(&self, stream: &Stream) -> bool {
+        let limit = self.limits.and_then(|limits| limits.submissions);
+        let (Some(limit), Some(slot)) = (limit, self.slot_of(stream.id())) else {
+            return true;
+        };
+        let mut state = slot.state.lock();
+        let own = slot.owner.load(Ordering::Relaxed) == stream.id();
+        let spare = !own || state.count < limit / 2;
+        state.count += u32::from(own && spare);
+        spare
+    }
+
     /// Counts `stream` as waiting until [`Waiting::release`], even if it passes its waits.
     pub fn hold(&self, stream: &Stream, operation: &'static str) -> Result<()> {
         while self.limits.is_some() {

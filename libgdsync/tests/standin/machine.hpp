@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -63,6 +64,8 @@ struct Event {
     Context* context;
     // Records enqueued, and the last one that was reached.
     u64 recorded = 0, reached = 0;
+    bool timed = false;
+    std::chrono::steady_clock::time_point at;
 };
 
 struct Module;

@@ -311,6 +311,7 @@ STANDIN_API int cuEventCreate(Event** out, unsigned flags) {
     return call("cuEventCreate", Need::context, [&](Machine& m, Lock&) -> int {
         auto event = std::make_shared<Event>();
         event->context = current_context();
+        event->timed = (flags & 2) == 0;  // CU_EVENT_DISABLE_TIMING
         *out = event.get();
         m.events[*out] = event;
         return kOk;
@@ -333,9 +334,21 @@ STANDIN_API int cuEventRecord(Event* event, void* handle) {
         const u64 mark = ++event->recorded;
         return enqueue(lock, stream, [mark, event = found->second] {
             if (event->reached < mark) event->reached = mark;
+            event->at = std::chrono::steady_clock::now();
             return Step::done;
         });
     }, event, handle);
+}
+
+STANDIN_API int cuEventElapsedTime(float* ms, Event* start, Event* end) {
+    return call("cuEventElapsedTime", Need::init, [&](Machine& m, Lock&) -> int {
+        for (Event* event : {start, end}) {
+            if (m.events.count(event) == 0 || !event->timed) return kInvalidHandle;
+            if (event->reached < event->recorded) return kNotReady;
+        }
+        *ms = std::chrono::duration<float, std::milli>(end->at - start->at).count();
+        return kOk;
+    }, start, end);
 }
 
 STANDIN_API int cuEventQuery(Event* event) {

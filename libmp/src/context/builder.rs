@@ -1,5 +1,6 @@
 //! [`Builder`]: the settings of a context, and how a context is built from them.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -169,6 +170,31 @@ impl Builder {
         self
     }
 
+    /// Sets the file of the timeline: what the CPU called, what each stream was given, and when each
+    /// stream passed it, as trace events in JSON, which Perfetto (<https://ui.perfetto.dev>) opens.
+    /// Each rank writes a file: `trace.json` becomes `trace.0.json`, `trace.1.json` and so on, with
+    /// the [`name`](Builder::name) before the rank if it is not `mp`. The n-th context of a name
+    /// replaces the file of the one before. Default: `MP_TRACE`; without both, no timeline.
+    ///
+    /// The file has its content after [`Context::close`], or when the last handle on the context is
+    /// dropped. While a GPU has a timeline, each submission on its streams costs one more (a stamp),
+    /// and a waiting CUDA stream accepts about 750 submissions in place of 1,000. A stream that is
+    /// half full gets no stamps; the end of this work is then unknown. `docs/seeing.md` explains the
+    /// rows and the precision of the times.
+    #[must_use]
+    pub fn trace(mut self, file: impl Into<PathBuf>) -> Builder {
+        self.config.trace = Some(file.into());
+        self
+    }
+
+    /// Sets how many events the timeline keeps, the newest ones: default 65536, about 20 MB. The
+    /// file has the number of older events, by thread and stream.
+    #[must_use]
+    pub fn trace_events(mut self, events: usize) -> Builder {
+        self.config.trace_events = events;
+        self
+    }
+
     /// Sets the number of the first message under every tag, equal on all ranks; for tests of the
     /// wrap of numbers.
     #[doc(hidden)]
@@ -188,9 +214,14 @@ impl Builder {
     /// - `Missing` and the other errors of [`bootstrap::from_env`].
     /// - Errors of [`Gpu::from_env`] and [`Device::from_env`], and of GPU and NIC: `Absent`,
     ///   `Unsupported`, `System`, `Gdsync` and others.
+    /// - `System` if the file of the timeline cannot be written.
     /// - With [`Connect::UpFront`]: `Missing`, naming the ranks, if peers do not answer within the
     ///   timeout; `PeerFailed`, `Protocol` or `BootstrapLost` if one cannot be connected.
-    pub fn build(self) -> Result<Context> {
+    pub fn build(mut self) -> Result<Context> {
+        if self.config.trace.is_none() {
+            let file = std::env::var_os("MP_TRACE").filter(|file| !file.is_empty());
+            self.config.trace = file.map(PathBuf::from);
+        }
         self.config.check()?;
         self.nic.check()?;
         let bootstrap = match self.bootstrap {

@@ -6,6 +6,7 @@ use gdsync::Stream;
 use super::{Context, Request};
 use crate::error::Result;
 use crate::region::Slice;
+use crate::request::table::RequestKey;
 use crate::two_sided::{RecvOp, SendOp, Source};
 
 impl Context {
@@ -22,7 +23,7 @@ impl Context {
     ///   out of range.
     /// - `Unsupported` for a length word with several segments, and for a stream that is being
     ///   captured into a graph. On a GPU that runs no kernels, also for a stream's send above the
-    ///   eager limit, with a length word, or to this rank itself.
+    ///   eager limit, with a length word, of more than 30 pieces, or to this rank itself.
     /// - `PeerFailed` if the rank was given up; `Protocol` if it has another version or settings.
     /// - `Timeout`, naming the rank, if it does not answer; `BootstrapLost` if it cannot be asked.
     /// - `QueueFull` if too many messages under the tag are in flight, or too many requests are
@@ -30,6 +31,7 @@ impl Context {
     ///   for room first.
     /// - Errors of gdsync, for instance if no memory is available.
     pub fn prepare_send(&self, send: &SendOp<'_>) -> Result<Request> {
+        let _call = self.engine().seen.call(c"prepare_send", || send.facts());
         Ok(Request::new(self, self.engine().send(send, false)?))
     }
 
@@ -44,6 +46,7 @@ impl Context {
     /// tag is unmatched. After the rank was given up, an eager message that arrived before can still
     /// be received; otherwise `PeerFailed`.
     pub fn prepare_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
+        let _call = self.engine().seen.call(c"prepare_recv", || recv.facts());
         Ok(Request::new(self, self.engine().recv(recv, false)?))
     }
 
@@ -53,6 +56,8 @@ impl Context {
     /// # Errors
     /// As [`Context::prepare_send`] and [`Request::post`].
     pub fn post_send(&self, send: &SendOp<'_>) -> Result<Request> {
+        let name = send.on.call(c"isend", c"isend_on");
+        let _call = self.engine().seen.call(name, || send.facts());
         Ok(Request::new(self, self.engine().send(send, true)?))
     }
 
@@ -62,6 +67,8 @@ impl Context {
     /// # Errors
     /// As [`Context::prepare_recv`] and [`Request::post`].
     pub fn post_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
+        let name = recv.on.call(c"irecv", c"irecv_on");
+        let _call = self.engine().seen.call(name, || recv.facts());
         Ok(Request::new(self, self.engine().recv(recv, true)?))
     }
 
@@ -224,13 +231,74 @@ impl Context {
         self.post_recv(&RecvOp::new(from, tag, into).on(stream))
     }
 
-    /// Makes `stream` wait until all requests have ended, as [`Request::wait_on`] does for one. The
-    /// requests may have different peers, tags and streams.
+    /// Posts prepared requests on `stream` in one submission, however many there are, as
+    /// [`Request::post_on`] does for one. They may have different peers and tags; they were prepared
+    /// without a stream, or for this stream. Peers see the receives first, then the short sends,
+    /// then the announcements of large sends.
+    ///
+    /// The stream waits for the receives of all large sends together: no payload above the eager
+    /// limit is sent before the last of these receives is posted. A request with this rank itself is
+    /// posted behind the others, in submissions of its own.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use mp::{Context, RecvOp, SendOp, gdsync::gpu::MemoryKind};
+    /// fn exchange(ctx: &Context) -> mp::Result<()> {
+    ///     let (rank, size) = (ctx.rank(), ctx.size());
+    ///     let stream = ctx.gpu().stream()?;
+    ///     let memory = ctx.alloc(MemoryKind::Device, 128 * size as usize)?;
+    ///     let mut requests = Vec::new();
+    ///     for peer in (0..size).filter(|peer| *peer != rank) {
+    ///         let at = 128 * peer as usize;
+    ///         let (data, into) = (memory.slice(at, 64)?, memory.slice(at + 64, 64)?);
+    ///         requests.push(ctx.prepare_recv(&RecvOp::from((peer, 7, &into)))?);
+    ///         requests.push(ctx.prepare_send(&SendOp::from((peer, 7, &data)))?);
+    ///     }
+    ///     ctx.post_all_on(&stream, &requests)?;
+    ///     ctx.wait_all_on(&stream, &requests)?;
+    ///     ctx.synchronize(&stream, Duration::from_secs(10))
+    /// }
+    /// # std::thread::scope(|threads| {
+    /// #     for job in mp::bootstrap::Local::ranks(3) {
+    /// #         threads.spawn(move || {
+    /// #             let gpu = mp::gdsync::Gpu::soft().unwrap();
+    /// #             let ctx = Context::builder().bootstrap(job).gpu(&gpu).build().unwrap();
+    /// #             exchange(&ctx).unwrap();
+    /// #             ctx.close(Duration::from_secs(10)).unwrap();
+    /// #         });
+    /// #     }
+    /// # });
+    /// ```
     ///
     /// # Errors
-    /// As [`Request::wait_on`], for the first request that fails; the waits before it are enqueued,
-    /// those behind it are not.
+    /// As [`Request::post_on`], for the first request that is refused: then none is posted, and all
+    /// stay prepared. Exceptions: a request with this rank itself that is refused behind the others,
+    /// and a large send of which only a part could be enqueued; the peer of that send is given up.
+    /// `Busy` for a request that is named twice; `Invalid` for requests of another context.
+    pub fn post_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
+        let keys = self.keys(requests)?;
+        self.engine().post_all_on(keys, stream)
+    }
+
+    /// Makes `stream` wait until all requests have ended, as [`Request::wait_on`] does for one. The
+    /// requests may have different peers, tags and streams. All waits are one submission, however
+    /// many requests there are, and the messages are taken in behind the last of them.
+    ///
+    /// # Errors
+    /// As [`Request::wait_on`], for the first request that fails: the stream then waits for none of
+    /// them. `Invalid` for requests of another context.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
-        requests.iter().try_for_each(|r| r.wait_on(stream))
+        let keys = self.keys(requests)?;
+        self.engine().wait_all_on(keys, stream)
+    }
+
+    /// The keys of requests of this context.
+    fn keys(
+        &self,
+        requests: &[Request],
+    ) -> Result<impl ExactSizeIterator<Item = RequestKey> + Clone> {
+        let engine = self.engine();
+        requests.iter().try_for_each(|r| r.check(engine))?;
+        Ok(requests.iter().map(Request::key))
     }
 }

@@ -1,12 +1,22 @@
 //! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
-//! memory, errors, and the end; `builder` builds it, `calls` send and receive, `request` has the
-//! handles on messages, `scope` messages of borrowed memory, `cache` the registrations.
+//! memory, errors, and the end; `builder` builds it, `calls` send and receive, `sendrecv` does both
+//! in one call, `request` has the handles on messages, `window` the handles on windows,
+//! `neighbourhood` those on exchanges with neighbours, `collective` the calls of all ranks together,
+//! `agree` agreements on lost ranks, `word` waits for words, `ready` has ready words, `scope`
+//! messages of borrowed memory, `cache` the registrations.
 
+mod agree;
 mod builder;
 mod cache;
 mod calls;
+mod collective;
+mod neighbourhood;
+mod ready;
 mod request;
 mod scope;
+mod sendrecv;
+mod window;
+mod word;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,14 +31,21 @@ use crate::WordOrder;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Path, Rights};
 use crate::region::{Memory, Slice};
-use crate::two_sided::Stuck;
+use crate::stats::{Counts, PeerStats, Stats};
+use crate::trace::{Facts, on};
 use crate::two_sided::config::{Connect, Progress};
 use crate::two_sided::engine::{Engine, PERIOD};
+use crate::two_sided::{Peer, Stuck};
+use crate::window::ReadyWords;
 use cache::Cache;
 
+pub use agree::Agreed;
 pub use builder::Builder;
+pub use collective::Collectives;
+pub use neighbourhood::{Neighbourhood, Neighbours};
 pub use request::{Request, wait_all, wait_any, wait_some};
 pub use scope::Scope;
+pub use window::Window;
 
 /// One rank's part in a job: its GPU, its NIC, its peers and its requests.
 ///
@@ -77,6 +94,8 @@ struct Handle {
     engine: Arc<Engine>,
     cache: Mutex<Cache>,
     machine: Option<MachineId>,
+    /// Made on first use.
+    ready: Mutex<Option<Arc<ReadyWords>>>,
 }
 
 impl Drop for Handle {
@@ -85,6 +104,7 @@ impl Drop for Handle {
             self.engine.host().detach(machine);
         }
         self.engine.abandon();
+        self.engine.seen.write();
         self.engine.bootstrap.forget(self.engine.topic);
     }
 }
@@ -134,6 +154,7 @@ impl Context {
             engine,
             cache: Mutex::default(),
             machine,
+            ready: Mutex::default(),
         }));
         if context.engine().config.connect == Connect::UpFront {
             context.engine().connect_all()?;
@@ -369,7 +390,45 @@ impl Context {
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     /// - Those of [`Stream::synchronize`](gdsync::Stream::synchronize).
     pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
+        let _call = self.engine().seen.call(c"synchronize", || on(stream));
         self.engine().synchronize(stream, limit)
+    }
+
+    /// Waits on the CPU, at most `limit`, until all sends of this rank that were posted before the
+    /// call have ended, by the CPU or on streams, with or without a handle: their memory may be
+    /// written again. This is local, the peers may not have received eager messages yet. Sends that
+    /// are prepared and not posted do not count. Returns the first failure that no call has
+    /// returned, of a send or of a receive, as [`take_error`](Context::take_error).
+    ///
+    /// # Errors
+    /// - `Timeout` after `limit`, naming the oldest send that has not ended, its rank and what it
+    ///   waits for; its source is the first failure that no call has returned, if there is one. The
+    ///   sends continue, and the call may be repeated.
+    /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
+    pub fn flush(&self, limit: Duration) -> Result<()> {
+        let _call = self.engine().seen.call(c"flush", Facts::default);
+        self.engine().flush(limit)
+    }
+
+    /// Numbers of messages, bytes, operations and waits since the build of the context, by peer.
+    pub fn stats(&self) -> Stats {
+        let engine = self.engine();
+        let state = engine.lock();
+        let row = |peer: &Peer| PeerStats {
+            peer: Some(peer.rank),
+            path: Some(engine.paths.to(peer.rank)),
+            counts: peer.counts,
+        };
+        let none = PeerStats {
+            peer: None,
+            path: None,
+            counts: state.counts,
+        };
+        let none = Some(none).filter(|none| none.counts != Counts::default());
+        Stats {
+            rank: engine.rank,
+            peers: state.peers.iter().map(row).chain(none).collect(),
+        }
     }
 
     /// Executes one round of the background work, and returns whether the round did some work. It
@@ -405,7 +464,11 @@ impl Context {
     pub fn close(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "close context";
         let engine = self.engine();
-        let closed = engine.close(limit);
+        let closed = {
+            let _call = engine.seen.call(c"close", Facts::default);
+            engine.close(limit)
+        };
+        engine.seen.write();
         let first = engine.first_error(OPERATION, None, closed.is_ok());
         match (closed, first) {
             (Ok(()), None) => Ok(()),

@@ -1,5 +1,7 @@
-//! [`Request`]: the handle on a send or a receive, and the CPU's waits for several requests.
+//! [`Request`]: the handle on a send, a receive or an operation of a window, and the CPU's waits for
+//! several requests.
 
+use std::ffi::CStr;
 use std::fmt;
 use std::time::Duration;
 
@@ -11,16 +13,18 @@ use crate::error::{Error, Kind, Result};
 use crate::request::Done;
 use crate::request::entry::Operation;
 use crate::request::table::RequestKey;
+use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::wait::WAIT;
 
 const TEST: &str = "test request";
 const SEVERAL: &str = "wait for requests";
 
-/// A handle on a send or a receive in flight.
+/// A handle on a send, a receive or an operation of a [`Window`](crate::Window) in flight.
 ///
 /// A send has ended when its memory may be written again: this is local, the peer may not have
-/// received an eager message yet. A receive has ended when the message is in place. The CPU tests
+/// received an eager message yet. A receive has ended when the message is in place.
+/// [`Window`](crate::Window) says when its operations have ended. The CPU tests
 /// ([`test`](Request::test)) or waits ([`wait`](Request::wait)), a stream waits
 /// ([`wait_on`](Request::wait_on)), a kernel reads [`result_word`](Request::result_word).
 ///
@@ -80,6 +84,10 @@ impl fmt::Debug for Request {
             Some(e) => match &e.operation {
                 Operation::Send(send) => write!(f, "{}: {:?}", e.name(), send.state),
                 Operation::Receive(receive) => write!(f, "{}: {:?}", e.name(), receive.state),
+                Operation::Transfer(transfer) => write!(f, "{}: {:?}", e.name(), transfer.state),
+                Operation::Signal(wait) => write!(f, "{}: {:?}", e.name(), wait.state),
+                Operation::Step(step) => write!(f, "{}: {:?}", e.name(), step.done),
+                Operation::Collective(call) => write!(f, "{}: {:?}", e.name(), call.done),
             },
             None => f.write_str("an unknown request (already released)"),
         }
@@ -98,6 +106,32 @@ impl Request {
         self.context.engine()
     }
 
+    /// Observes a call about this request.
+    #[inline]
+    fn seen(&self, name: &'static CStr, stream: Option<&Stream>) -> Option<impl Drop> {
+        let engine = self.engine();
+        engine.seen.call(name, || Facts {
+            stream: stream.map(Stream::id),
+            ..engine.facts(self.key)
+        })
+    }
+
+    /// Its key in the table of its context.
+    pub(super) fn key(&self) -> RequestKey {
+        self.key
+    }
+
+    /// Refuses a request of another context.
+    pub(super) fn check(&self, engine: &Engine) -> Result<()> {
+        match std::ptr::eq(self.engine(), engine) {
+            true => Ok(()),
+            false => {
+                let what = "the request belongs to another context; name requests of one context";
+                Err(Error::new(SEVERAL, Kind::Invalid, what))
+            }
+        }
+    }
+
     /// Posts a prepared request ([`Context::prepare_send`], [`Context::prepare_recv`]): by the CPU,
     /// or on its stream, behind all work that is enqueued on the stream so far. Requests of one
     /// stream to or from one rank are posted in the order in which they were prepared.
@@ -113,15 +147,51 @@ impl Request {
     /// - `Unsupported` while the stream is being captured into a graph.
     /// - Errors of gdsync. If only a part of the request could be enqueued, the peer is given up.
     pub fn post(&self) -> Result<()> {
+        let _call = self.seen(c"post", None);
         self.engine().post(self.key)
+    }
+
+    /// Posts a prepared request on `stream`, behind all work that is enqueued on the stream so far.
+    /// The request was prepared without a stream (then this call binds it to the stream), or for
+    /// this stream.
+    ///
+    /// The first use of the stream with the peer opens a connection, as for
+    /// [`Context::prepare_send`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use mp::{Context, RecvOp, SendOp, bootstrap::Local, gdsync::{Gpu, gpu::MemoryKind}};
+    /// # let alone = Local::ranks(1).remove(0);
+    /// # let ctx = Context::builder().bootstrap(alone).gpu(&Gpu::soft()?).build()?;
+    /// # let peer = 0; // this rank itself
+    /// let memory = ctx.alloc(MemoryKind::Device, 128)?;
+    /// let (data, into) = (memory.slice(0, 64)?, memory.slice(64, 64)?);
+    /// let recv = ctx.prepare_recv(&RecvOp::from((peer, 7, &into)))?;
+    /// let send = ctx.prepare_send(&SendOp::from((peer, 7, &data)))?;
+    ///
+    /// let stream = ctx.gpu().stream()?; // chosen when the message is due
+    /// recv.post_on(&stream)?;
+    /// send.post_on(&stream)?;
+    /// recv.wait_on(&stream)?;
+    /// ctx.synchronize(&stream, Duration::from_secs(10))?;
+    /// # Ok::<(), mp::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Request::post`], and, for a request without a stream, those of
+    /// [`Context::prepare_send`] for a stream. The request stays prepared then, unless only a part
+    /// of it was enqueued. `Invalid` if it was prepared for another stream.
+    pub fn post_on(&self, stream: &Stream) -> Result<()> {
+        self.engine().post_on(self.key, stream)
     }
 
     /// Returns the result of the request, or `None` while it has not ended. It does not wait. It
     /// advances the request as far as possible now.
     ///
     /// The memory of a receive that a stream posted belongs to the stream until the stream has
-    /// reached the receive. The first call enqueues a mark on the stream, after all its work so
-    /// far; the CPU takes the message in only after the mark.
+    /// reached the receive. The stream stores a mark there, after which the CPU takes the message
+    /// in. If the GPU had no second stream when the receive was posted, the first call enqueues the
+    /// mark, after all work of the stream so far.
     ///
     /// # Errors
     /// - `Truncated` if the message was longer than the receive, on both sides.
@@ -147,10 +217,15 @@ impl Request {
     /// flight, and the call may be repeated.
     pub fn wait(&self, limit: Duration) -> Result<Done> {
         let engine = self.engine();
+        let _call = self.seen(c"wait", None);
         engine.wait_until(limit, &mut |state| {
             engine.visit_and_is_settled(state, self.key)
         });
-        let done = engine.answer(WAIT, &mut engine.lock(), self.key)?;
+        let done = {
+            let state = &mut *engine.lock();
+            state.count_wait(self.key);
+            engine.answer(WAIT, state, self.key)?
+        };
         done.ok_or_else(|| self.late(limit))
     }
 
@@ -163,7 +238,7 @@ impl Request {
         };
         let text = engine.late_text(&state, entry, limit);
         let error = Error::new(WAIT, Kind::Timeout, text);
-        error.of_message(entry.name().peer, entry.tag, entry.number)
+        entry.name().attribute(error)
     }
 
     /// Makes `stream` wait until the request has ended; the call itself does not wait for that.
@@ -175,8 +250,10 @@ impl Request {
     /// these words before it uses the message; the CPU finds the failure by
     /// [`Context::synchronize`].
     ///
-    /// If another stream posted the receive, `stream` also waits until that stream has completed
-    /// the work that it had so far, because only then may the memory be used.
+    /// If another stream posted the receive, `stream` also waits until that stream has reached the
+    /// receive, because only then may the memory be used. It does not wait for later work of that
+    /// stream. Exception: if the GPU had no second stream when the receive was posted, `stream`
+    /// waits for the work that the posting stream has so far.
     ///
     /// # Errors
     /// - `NoSuchRequest` if it was not posted.
@@ -189,6 +266,7 @@ impl Request {
     /// - `Timeout` or `BootstrapLost` if the stream's connection to the peer cannot be opened;
     ///   other errors of gdsync.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        let _call = self.seen(c"wait_on", Some(stream));
         self.engine().wait_on(self.key, stream)
     }
 
@@ -244,6 +322,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let Some(engine) = same(requests)? else {
         return Ok(Vec::new());
     };
+    let _call = engine.seen.call(c"wait_all", Facts::default);
     let mut open = 0;
     let ended = engine.wait_until(limit, &mut |state| {
         while let Some(request) = requests.get(open) {
@@ -288,6 +367,7 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
             "the list of requests is empty",
         ));
     };
+    let _call = engine.seen.call(c"wait_any", Facts::default);
     engine.wait_until(limit, &mut |state| {
         found = requests
             .iter()
@@ -296,7 +376,11 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
     });
     let late = || requests[0].late(limit);
     let place = found.ok_or_else(late)?;
-    let done = engine.answer(WAIT, &mut engine.lock(), requests[place].key)?;
+    let done = {
+        let state = &mut *engine.lock();
+        state.count_wait(requests[place].key);
+        engine.answer(WAIT, state, requests[place].key)?
+    };
     Ok((place, done.ok_or_else(late)?))
 }
 

@@ -3,18 +3,25 @@
 //! Each is one C++ function in `device/`. It is compiled to PTX that is part of the library, for
 //! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
-//! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]).
+//! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]), the fourth
+//! gathers and scatters pieces that do not fit a list ([`Pieces`]), the fifth does so for a table of
+//! them ([`Moves`]), the sixth ends a collective call ([`Collect`]).
 
+mod collect;
 mod params;
 #[cfg(test)]
 mod tests;
 
 use gdsync::gpu::{Dims, Kernel, KernelImage, Word64};
 use gdsync::{Gpu, Stream};
+use zerocopy::IntoBytes;
 
 use crate::error::Result;
 
-pub(crate) use params::{MOST_CHUNKS, PUTS, Patch, Puts, SEGMENTS, Segment, Stamp, Unpack};
+pub(crate) use collect::{Collect, LENS, Shape};
+pub(crate) use params::{
+    MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
+};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -26,6 +33,9 @@ pub(crate) struct Kernels {
     stamp_1: Kernel,
     stamp_16: Kernel,
     put: Kernel,
+    strided: Kernel,
+    moves: Kernel,
+    collect: Kernel,
     unpack: Dims,
     stamp: Dims,
 }
@@ -49,6 +59,9 @@ impl Kernels {
             stamp_1: module.kernel("mp_stamp_1")?,
             stamp_16: module.kernel("mp_stamp_16")?,
             put: module.kernel("mp_put")?,
+            strided: module.kernel("mp_strided")?,
+            moves: module.kernel("mp_moves")?,
+            collect: module.kernel("mp_collect")?,
             unpack: block(256),
             stamp: block(32),
         })
@@ -131,4 +144,53 @@ impl Kernels {
         // SAFETY: the kernel accesses what `Puts` names, which the caller guarantees to be valid.
         Ok(unsafe { stream.launch(&self.put, dims, params.bytes()) }?)
     }
+
+    /// Enqueues the kernel that gathers pieces, or scatters to them behind [`Kernels::unpack`].
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Pieces`].
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`].
+    pub unsafe fn strided(&self, stream: &Stream, params: &Pieces) -> Result<()> {
+        // Blocks do not wait for each other, so one block stores the result.
+        let dims = match params.result {
+            0 => stream.gpu().dims_for(params.len / 16),
+            _ => self.unpack,
+        };
+        // SAFETY: the kernel accesses what `Pieces` names, which the caller guarantees to be valid.
+        Ok(unsafe { stream.launch(&self.strided, dims, params.as_bytes()) }?)
+    }
+
+    /// Enqueues the moves of a table; see [`moves_of`].
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Moves`] and the [`Pieces`] of the table, whose bytes do
+    /// not overlap.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`].
+    pub unsafe fn moves(&self, stream: &Stream, params: &Moves, dims: Dims) -> Result<()> {
+        debug_assert!(dims.grid[0].is_multiple_of(params.blocks));
+        // SAFETY: the kernel accesses what the table names, which the caller guarantees to be
+        // valid.
+        Ok(unsafe { stream.launch(&self.moves, dims, params.as_bytes()) }?)
+    }
+}
+
+/// The blocks that share a move of at most `longest` bytes, and the dimensions of a launch of
+/// `count` moves: a group of blocks for each move, up to a limit.
+pub(crate) fn moves_of(gpu: &Gpu, count: u32, longest: u64) -> (u32, Dims) {
+    /// Bytes that a thread moves at a time, and accesses that a thread makes before more blocks
+    /// share the move.
+    const WIDE: u64 = 16;
+    const TIMES: u64 = 4;
+    const MOST_BLOCKS: u32 = 1024;
+    let one = gpu.dims_for(longest.div_ceil(WIDE * TIMES));
+    let blocks = one.grid[0].min(32);
+    let groups = match gpu.is_software() {
+        true => 1,
+        false => count.clamp(1, MOST_BLOCKS / blocks),
+    };
+    (blocks, Dims::linear(blocks * groups, one.block[0]))
 }

@@ -1,6 +1,8 @@
 //! The parameters of the kernels: structures whose layout the sources in `device/` assert too.
 //! Addresses are GPU addresses, aligned to the word that they name unless the field says otherwise.
 
+use zerocopy::{Immutable, IntoBytes};
+
 /// Maximum number of segments of [`Unpack`].
 pub(crate) const SEGMENTS: usize = 30;
 
@@ -140,6 +142,48 @@ pub(crate) struct Puts<const N: usize> {
     pub wqe: [u64; N],
 }
 
+/// The parameters of the kernel that copies pieces of one length at equal distances: a send gathers
+/// them, a receive scatters to them. All addresses, except those of words, have any alignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct Pieces {
+    /// The address of the first piece.
+    pub first: u64,
+    /// The address of the packed bytes.
+    pub packed: u64,
+    /// Bytes of all pieces, at most 2^30.
+    pub len: u64,
+    /// Bytes of a piece, at least 1.
+    pub block: u64,
+    /// Bytes from a piece to the next of its row.
+    pub row: u64,
+    /// Bytes from a row to the next.
+    pub plane: u64,
+    /// The 64-bit word, as [`Unpack::result`], with which the message ended, for a receive. Bytes
+    /// are scattered, as many as the message has, if it is a SUCCESS. 0: the pieces are gathered.
+    pub arrival: u64,
+    /// The request's result, for a receive: `arrival` is stored there when the bytes are in place;
+    /// or 0.
+    pub result: u64,
+    /// Pieces of a row, at least 1.
+    pub rows: u32,
+    /// In a table of [`Moves`]: 1 if bytes are scattered, 0 if pieces are gathered. Else 0.
+    pub scatters: u32,
+}
+
+/// The parameters of the kernel that executes a table of [`Pieces`], in any order. Their fields
+/// `arrival` and `result` are 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct Moves {
+    /// The address of the table.
+    pub table: u64,
+    /// Its number of entries.
+    pub count: u32,
+    /// Blocks that share an entry, at least 1: the launch has a multiple of it.
+    pub blocks: u32,
+}
+
 /// The bytes of a structure; the sizes repeat the assertions of the sources.
 macro_rules! layout {
     ($($name:ident { $head:literal + $element:literal * N }),*) => {$(
@@ -170,8 +214,18 @@ impl Stamp<MOST_CHUNKS> {
     }
 }
 
+impl Unpack<SEGMENTS> {
+    /// The same parameters for a message of at most one segment.
+    pub fn first(&self) -> &Unpack<1> {
+        // SAFETY: as for `Stamp::first`.
+        unsafe { &*(&raw const *self).cast() }
+    }
+}
+
 layout!(Unpack { 72 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
 const _: () = assert!(size_of::<Unpack<1>>() == 88 && size_of::<Unpack<SEGMENTS>>() == 552);
 const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
+const _: () = assert!(size_of::<Pieces>() == 72 && align_of::<Pieces>() == 8);
+const _: () = assert!(size_of::<Moves>() == 16 && align_of::<Moves>() == 8);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

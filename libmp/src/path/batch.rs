@@ -1,6 +1,6 @@
 //! [`Batch`]: puts that are prepared together on a lane, all or none, and posted in order.
 
-use super::{Lane, Piece, Span, foreign, local, nic};
+use super::{Atomic, Lane, Piece, Span, foreign, local, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 
@@ -93,6 +93,67 @@ impl<'q, const N: usize> Batch<'q, N> {
         self.keep(made)
     }
 
+    /// Prepares a put of one piece, whose completion can be waited for.
+    #[inline]
+    pub fn put_signaled(&mut self, piece: Piece<'_>, to: Span) -> Result<Put> {
+        let made = match (&mut *self.lane, to) {
+            (Lane::Nic(lane), Span::Nic(to)) => lane.put_signaled(piece.nic(), to).map(Put::Nic),
+            (Lane::Local(lane), Span::Local(to)) => {
+                lane.put([piece.local()].into_iter(), to).map(Put::Local)
+            }
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Prepares a get: a copy of the peer's memory `from` to `into`, after all earlier puts of this
+    /// lane. Its completion can be waited for.
+    #[inline]
+    pub fn get(&mut self, into: Piece<'_>, from: Span) -> Result<Put> {
+        let made = match (&mut *self.lane, from) {
+            (Lane::Nic(lane), Span::Nic(from)) => lane.get(into.nic(), from).map(Put::Nic),
+            (Lane::Local(lane), Span::Local(from)) => {
+                lane.get(into.local_span(), into.len, from).map(Put::Local)
+            }
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Prepares an atomic operation on a word of the peer; `old` receives the old value.
+    ///
+    /// # Errors
+    /// `Unsupported` on the path of a rank to itself: the NICs of other ranks would not be atomic
+    /// with it.
+    #[inline]
+    pub fn atomic(&mut self, old: Piece<'_>, word: Span, atomic: Atomic) -> Result<Put> {
+        let made = match (&mut *self.lane, word) {
+            (Lane::Nic(lane), Span::Nic(word)) => {
+                lane.atomic(old.nic(), word, atomic).map(Put::Nic)
+            }
+            (Lane::Local(_), Span::Local(_)) => {
+                let what = "the word is in memory of this rank itself, where NICs execute the \
+                            atomics of other ranks, and neither the CPU nor a kernel is atomic \
+                            with them; use a word of another rank";
+                Err(Error::new("prepare atomic", Kind::Unsupported, what))
+            }
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Orders later puts of this lane after the earlier ones, if the path does not order them;
+    /// `to`: memory of the peer, at least one word.
+    pub fn fence(&mut self, to: Span) -> Result<()> {
+        self.look(to)?;
+        if let (Lane::Nic(lane), Span::Nic(to)) = (&mut *self.lane, to)
+            && let Some(made) = lane.fence(to)
+        {
+            self.keep(made.map(Put::Nic))?;
+        }
+        Ok(())
+    }
+
     /// Prepares a put of 64-bit words in memory, each written atomically.
     #[inline]
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
@@ -112,6 +173,20 @@ impl<'q, const N: usize> Batch<'q, N> {
         let made = match (&mut *self.lane, to) {
             (Lane::Nic(lane), Span::Nic(to)) => lane.put_bytes(bytes, to).map(Put::Nic),
             (Lane::Local(lane), Span::Local(to)) => lane.put_bytes(bytes, to).map(Put::Local),
+            _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Prepares a put of one word, which is copied now and has no order with other puts. Its
+    /// completion can be waited for.
+    #[inline]
+    pub fn put_word(&mut self, word: u64, to: Span) -> Result<Put> {
+        let made = match (&mut *self.lane, to) {
+            (Lane::Nic(lane), Span::Nic(to)) => lane.put_word(word, to).map(Put::Nic),
+            (Lane::Local(lane), Span::Local(to)) => {
+                lane.announce(&word.to_le_bytes(), to).map(Put::Local)
+            }
             _ => Err(foreign(PREPARE)),
         };
         self.keep(made)
@@ -181,6 +256,11 @@ impl<'q, const N: usize> Batch<'q, N> {
         self.lane.post(made.iter().flatten().copied())?;
         let last = made.last().copied().flatten();
         last.ok_or_else(|| Error::new("post send", Kind::Invalid, "the batch has no puts"))
+    }
+
+    /// The lane on which the puts are prepared, for its addresses.
+    pub fn of_lane(&self) -> &Lane {
+        self.lane
     }
 
     /// The lane on which the puts are prepared.

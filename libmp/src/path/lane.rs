@@ -1,7 +1,8 @@
 //! [`Lane`]: an ordered queue of puts to a peer, on the path to the peer: a queue pair of the NIC,
 //! or the queue of a rank to itself. It posts, polls, fails and aborts puts; `batch` prepares them.
 
-use gdsync::rdma::Descriptor;
+use gdsync::gpu::Word64;
+use gdsync::rdma::{Descriptor, Qp};
 use gdsync::{Status, Stream};
 
 use super::{Put, foreign, local, nic};
@@ -41,13 +42,28 @@ impl Lane {
         }
     }
 
-    /// Makes `stream` wait until a put is done.
-    pub fn wait_on(&mut self, stream: &Stream, put: Put) -> Result<()> {
+    /// Makes `stream` wait until a put is done; `flush`: what the NIC has written to GPU memory for
+    /// it is visible then.
+    pub fn wait_on(&mut self, stream: &Stream, put: Put, flush: bool) -> Result<()> {
         match (self, put) {
-            (Lane::Nic(lane), Put::Nic(put)) => lane.wait_on(stream, put),
+            (Lane::Nic(lane), Put::Nic(put)) => lane.wait_on(stream, put, flush),
             (Lane::Local(lane), Put::Local(put)) => lane.wait_on(stream, put),
             _ => Err(foreign("wait for put")),
         }
+    }
+
+    /// The word and the value for which a stream waits until a put is done, for a put that a list
+    /// over several lanes cannot wait for; `None`: it can, or the put is done.
+    pub fn done_word(&self, put: Put) -> Option<(&Word64, u64)> {
+        match (self, put) {
+            (Lane::Local(lane), Put::Local(put)) => lane.done_word(put),
+            _ => None,
+        }
+    }
+
+    /// Whether lists over several lanes name this one.
+    pub fn is_listed(&self) -> bool {
+        matches!(self, Lane::Nic(_))
     }
 
     /// Whether a kernel may poll words that arrive through this lane.
@@ -85,7 +101,7 @@ impl Lane {
     }
 
     /// The status with which the lane failed, if it did.
-    pub(super) fn error(&mut self) -> Option<Status> {
+    pub fn error(&mut self) -> Option<Status> {
         match self {
             Lane::Nic(lane) => lane.error(),
             Lane::Local(lane) => lane.error(),
@@ -102,7 +118,7 @@ impl Lane {
 
     /// Posts the puts of a batch from the CPU.
     #[inline]
-    pub(super) fn post(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
+    pub fn post(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
         for put in puts {
             match (&mut *self, put) {
                 (Lane::Nic(lane), Put::Nic(put)) => lane.post(put)?,
@@ -127,6 +143,14 @@ impl Lane {
         match self {
             Lane::Nic(lane) => lane.post_on(stream, list),
             Lane::Local(lane) => lane.post_on(stream, list, items),
+        }
+    }
+
+    /// The queue pair of a lane through the NIC.
+    pub(super) fn queue(&mut self) -> Option<&mut Qp> {
+        match self {
+            Lane::Nic(lane) => Some(lane.queue()),
+            Lane::Local(_) => None,
         }
     }
 

@@ -15,6 +15,8 @@ use crate::wire::record::Record;
 /// there are more streams.
 pub(crate) const LANES: usize = 8;
 
+const _: () = assert!(LANES <= u8::BITS as usize);
+
 /// The lanes to one peer.
 pub(crate) struct Link {
     peer: u32,
@@ -35,6 +37,12 @@ impl Link {
     #[inline]
     pub fn lane(&mut self, lane: u8) -> Option<&mut Lane> {
         self.lanes.get_mut(usize::from(lane))?.as_mut()
+    }
+
+    /// The lanes with a bit in `mask` that exist.
+    pub fn some(&mut self, mask: u8) -> impl Iterator<Item = &mut Lane> {
+        let lanes = (0_u8..).zip(&mut self.lanes);
+        lanes.filter_map(move |(at, lane)| (mask >> at & 1 == 1).then_some(lane.as_mut()?))
     }
 
     /// How the NIC path orders words after their payload, once it is chosen.
@@ -124,6 +132,11 @@ impl Link {
     pub fn error(&mut self) -> Option<Status> {
         let mut lanes = self.lanes.iter_mut().flatten();
         lanes.find_map(Lane::error)
+    }
+
+    /// The status with which a lane failed, if it did.
+    pub fn error_of(&mut self, lane: u8) -> Option<Status> {
+        self.lane(lane).and_then(Lane::error)
     }
 
     /// Fails all lanes: the peer's operations cannot reach this side any more.

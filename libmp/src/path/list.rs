@@ -5,7 +5,7 @@ use gdsync::Stream;
 use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor};
 
-use super::{Lane, Put, foreign, local};
+use super::{Lane, Put, Word, foreign, local};
 use crate::error::Result;
 use crate::wire::word;
 
@@ -52,14 +52,44 @@ impl<'a, const N: usize> List<'a, N> {
         self.push(Descriptor::wait_value(word, Condition::Geq, value).flush(flush));
     }
 
+    /// Appends a wait until `word` satisfies `condition` with `value`.
+    pub fn wait_until(&mut self, word: &'a Word, condition: Condition, value: u64, flush: bool) {
+        self.local[self.len] = local::Item::Wait;
+        let wait = match word {
+            Word::Narrow(word) => Descriptor::wait_value(word, condition, value as u32),
+            Word::Wide(word) => Descriptor::wait_value(word, condition, value),
+        };
+        self.push(wait.flush(flush));
+    }
+
     /// Appends a wait until `word` has reached message `number`.
     pub fn wait_for(&mut self, word: &'a Word64, number: u64, flush: bool) {
         self.wait(word, word::threshold(number), flush);
     }
 
+    /// Appends what a stream does before a message: a wait until a word has reached a value, and a
+    /// store of a value.
+    #[inline]
+    pub fn lead_in(&mut self, [wait, store]: [Option<(&'a Word64, u64)>; 2]) {
+        if let Some((word, value)) = wait {
+            self.wait(word, value, false);
+        }
+        if let Some((word, value)) = store {
+            self.store(word, value);
+        }
+    }
+
     /// Appends a store of `value`.
     pub fn store(&mut self, word: &'a Word64, value: u64) {
         self.push(Descriptor::write_value(word, value));
+    }
+
+    /// Appends a store of `value` into a word of either width.
+    pub fn store_word(&mut self, word: &'a Word, value: u64) {
+        self.push(match word {
+            Word::Narrow(word) => Descriptor::write_value(word, value as u32),
+            Word::Wide(word) => Descriptor::write_value(word, value),
+        });
     }
 
     /// Declares the word and value that show that the stream has passed the list; see

@@ -86,13 +86,19 @@ impl Keys {
 pub(crate) struct Piece<'a> {
     keys: &'a Keys,
     offset: usize,
-    len: usize,
+    pub(super) len: usize,
 }
 
 impl<'a> Piece<'a> {
     #[inline]
     pub(super) fn nic(self) -> nic::Piece<'a> {
         self.keys.nic.piece(self.offset, self.len)
+    }
+
+    /// The piece as the destination of a get from this rank itself.
+    #[inline]
+    pub(super) fn local_span(self) -> local::Span {
+        self.keys.local.span(self.keys.region(), self.offset)
     }
 
     #[inline]
@@ -118,20 +124,41 @@ impl Remote {
     /// # Errors
     /// `Protocol` if no record is for this path, or its bytes are invalid or have another length.
     pub fn read(path: Path, records: &[Record], len: usize) -> Result<Remote> {
-        let remote = match path {
-            Path::Nic => Remote::Nic(nic::Remote::read(Record::find(records, NIC)?)?),
-            Path::Local => Remote::Local(local::Remote::read(Record::find(records, LOCAL)?)?),
-        };
-        let named = match &remote {
-            Remote::Nic(remote) => remote.len(),
-            Remote::Local(remote) => remote.len(),
-        };
+        let remote = Remote::any(path, records)?;
+        let named = remote.len();
         if named != len as u64 {
             let what =
                 format!("the peer announced memory of {named} bytes in place of {len} bytes");
             return Err(Error::new("open channel", Kind::Protocol, what));
         }
         Ok(remote)
+    }
+
+    /// Decodes memory of any length that a peer on `path` has named.
+    ///
+    /// # Errors
+    /// `Protocol` if no record is for this path, or its bytes are invalid.
+    pub fn any(path: Path, records: &[Record]) -> Result<Remote> {
+        Ok(match path {
+            Path::Nic => Remote::Nic(nic::Remote::read(Record::find(records, NIC)?)?),
+            Path::Local => Remote::Local(local::Remote::read(Record::find(records, LOCAL)?)?),
+        })
+    }
+
+    /// Its address.
+    pub fn addr(&self) -> u64 {
+        match self {
+            Remote::Nic(remote) => remote.addr(),
+            Remote::Local(remote) => remote.addr(),
+        }
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Remote::Nic(remote) => remote.len(),
+            Remote::Local(remote) => remote.len(),
+        }
     }
 
     /// The `len` bytes at `offset`.

@@ -2,9 +2,10 @@
 //!
 //! Messages need four operations of a path: put bytes into a peer's memory ([`Batch::put`]), put a
 //! 64-bit word after them ([`Batch::announce`]), wait for a word in this rank's memory
-//! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). The modules
-//! above use nothing else: only `nic` uses queue pairs, work requests and keys, and only `local`
-//! uses WQEs in memory.
+//! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). Windows also
+//! need a get ([`Batch::get`]), atomics ([`Batch::atomic`]) and an order of puts
+//! ([`Batch::fence`]). [`Lists`] posts on the lanes of several peers at once. The modules above use nothing else: only `nic` uses queue pairs, work
+//! requests and keys, and only `local` uses WQEs in memory.
 //!
 //! Each path is a folder with types of the same names; the types of this module are enums over the
 //! paths. A new path is a folder beside these, a variant of [`Path`], and a kind of
@@ -12,6 +13,7 @@
 //! memory.
 
 mod batch;
+mod fan;
 mod lane;
 mod link;
 mod list;
@@ -19,6 +21,8 @@ mod local;
 mod memory;
 mod nic;
 mod order;
+mod several;
+mod word;
 
 use std::time::Duration;
 
@@ -30,6 +34,7 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
 
 pub(crate) use batch::{Batch, Put};
+pub(crate) use fan::{Fan, Room};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};
 pub(crate) use list::List;
@@ -37,6 +42,8 @@ pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use nic::NicOptions;
 pub(crate) use nic::Rights;
 pub use order::WordOrder;
+pub(crate) use several::{Item, Lists, emptied};
+pub(crate) use word::Word;
 
 /// Maximum number of pieces of one put.
 pub(crate) const MOST_PIECES: usize = 30;
@@ -118,6 +125,11 @@ impl Paths {
         &self.nic.device
     }
 
+    /// Number of blocks of the smallest send queue.
+    pub fn queue_blocks(&self) -> u32 {
+        self.nic.queue_blocks()
+    }
+
     /// Registers `region` with the paths.
     pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
         let nic = self.nic.register(region, rights)?;
@@ -138,6 +150,15 @@ impl Paths {
     pub fn progress(&self) {
         self.nic.device.progress();
     }
+}
+
+/// An atomic operation on a 64-bit word of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Atomic {
+    /// Adds, modulo 2^64.
+    FetchAdd(u64),
+    /// Stores `swap` if the word is `compare`.
+    CompareSwap { compare: u64, swap: u64 },
 }
 
 /// The error for an object of one path that is used on another.

@@ -2,7 +2,11 @@
 //!
 //! [`Memory`] is a region of GPU or host memory that is registered with the context's NIC;
 //! [`Slice`] is a range of its bytes. Both are handles: a message in flight keeps the memory alive,
-//! so no borrow is needed. Bytes are copied in and out.
+//! so no borrow is needed. Bytes are copied in and out; `typed` has both as elements of a type,
+//! and [`Strided`] pieces at equal distances.
+
+mod strided;
+mod typed;
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,6 +16,8 @@ use gdsync::gpu::Region;
 
 use crate::error::{Error, Kind, Result};
 use crate::path::{Keys, Piece};
+
+pub use strided::Strided;
 
 /// GPU or host memory that is registered with the NIC of a context, for messages.
 ///
@@ -196,6 +202,12 @@ impl Slice {
     #[inline]
     pub(crate) fn piece(&self) -> Piece<'_> {
         self.memory.keys().piece(self.offset, self.len)
+    }
+
+    /// `len` of its bytes from `at` on, as the source or the destination of a put.
+    #[inline]
+    pub(crate) fn part(&self, at: usize, len: usize) -> Piece<'_> {
+        self.memory.keys().piece(self.offset + at, len)
     }
 
     /// Its address, which is the same for the GPU and the NIC.

@@ -1,4 +1,5 @@
-//! One request: what every request has, and the states of sends and of receives.
+//! One request: what every request has, and the states of sends and of receives; `one_sided` has
+//! those of operations with windows.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -7,9 +8,13 @@ use gds_step::Time;
 use gdsync::Status;
 use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 
+use super::collective::Collection;
 use super::fault::End;
+use super::one_sided::{Action, SignalState, SignalWait, Transfer, TransferState};
+use super::reached::Mark;
+use super::step::Step;
 use crate::path::Put;
-use crate::region::{Memory, Slice};
+use crate::region::{Memory, Slice, Strided};
 
 /// The side that executes a request: the CPU or a stream.
 #[derive(Clone, Debug, Default)]
@@ -86,6 +91,15 @@ impl Segments {
 pub(crate) enum Operation {
     Send(Outgoing),
     Receive(Incoming),
+    /// A put, a get, a signal or an atomic with a window.
+    Transfer(Transfer),
+    /// A stream's wait for a signal.
+    Signal(SignalWait),
+    /// A step of an exchange with neighbours; the peer is the one that it waits for now, or because
+    /// of which it failed.
+    Step(Step),
+    /// A stream's collective call.
+    Collective(Collection),
 }
 
 /// The fields of a send.
@@ -94,6 +108,8 @@ pub(crate) struct Outgoing {
     pub state: SendState,
     /// The fields of a send whose length or destination is known late.
     pub late: Option<Box<Late>>,
+    /// The pieces that are gathered when it is posted; then its segment is staging memory.
+    pub packed: Option<Box<Strided>>,
 }
 
 /// The fields of a send whose length or destination is known only when the stream reaches it.
@@ -104,6 +120,8 @@ pub(crate) struct Late {
     pub offset: Option<Word64>,
     /// Puts that are posted after the kernel; the last one is the stamp.
     pub behind: Vec<Put>,
+    /// The puts are complete, because the receive was posted before the send: there is no kernel.
+    pub complete: bool,
 }
 
 /// The fields of a receive.
@@ -112,12 +130,15 @@ pub(crate) struct Incoming {
     pub state: ReceiveState,
     /// The buffer into which a large message for scattered memory is written first.
     pub staging: Option<Memory>,
+    /// The pieces to which the message is scattered at its end; then its segment is staging
+    /// memory.
+    pub packed: Option<Box<Strided>>,
     /// The CPU was asked to complete it.
     pub wanted: bool,
     /// The sender of a message that has no room here has been refused.
     pub refused: bool,
-    /// Set if a stream posted it: the event after the store of the mark.
-    pub marked: Option<Event>,
+    /// Where the stream that posted it has reached it; `None`: no mark is enqueued.
+    pub reached: Option<Mark>,
 }
 
 /// The state of the application's handle.
@@ -224,14 +245,61 @@ impl Entry {
     pub fn send(&self) -> Option<&Outgoing> {
         match &self.operation {
             Operation::Send(send) => Some(send),
-            Operation::Receive(_) => None,
+            _ => None,
         }
     }
 
     pub fn receive(&self) -> Option<&Incoming> {
         match &self.operation {
             Operation::Receive(receive) => Some(receive),
-            Operation::Send(_) => None,
+            _ => None,
+        }
+    }
+
+    /// The wait of a stream for a signal that the stream has not passed.
+    pub fn signal(&self) -> Option<&SignalWait> {
+        match &self.operation {
+            Operation::Signal(wait) if !matches!(wait.state, SignalState::Done(_)) => Some(wait),
+            _ => None,
+        }
+    }
+
+    /// The step of an exchange that has not ended.
+    pub fn step(&self) -> Option<&Step> {
+        match &self.operation {
+            Operation::Step(step) if step.done.is_none() => Some(step),
+            _ => None,
+        }
+    }
+
+    /// The collective call of a stream that the stream has not passed.
+    pub fn collective(&self) -> Option<&Collection> {
+        match &self.operation {
+            Operation::Collective(collection) => Some(collection).filter(|c| c.done.is_none()),
+            _ => None,
+        }
+    }
+
+    /// What a one-sided operation does; `None` for sends and receives.
+    pub fn action(&self) -> Option<Action> {
+        match &self.operation {
+            Operation::Transfer(transfer) => Some(transfer.action),
+            Operation::Signal(wait) => Some(wait.action),
+            Operation::Step(_) => Some(Action::Exchange),
+            Operation::Collective(collection) => Some(Action::Collective(collection.call)),
+            Operation::Send(_) | Operation::Receive(_) => None,
+        }
+    }
+
+    /// Whether a NIC writes to GPU memory for it, so that a wait for it has to flush.
+    pub fn lands_in_device(&self) -> bool {
+        match &self.operation {
+            Operation::Receive(receive) => receive.lands_in_device(&self.common),
+            Operation::Transfer(transfer) => transfer.lands_in_device(self.segments.as_slice()),
+            Operation::Send(_)
+            | Operation::Signal(_)
+            | Operation::Step(_)
+            | Operation::Collective(_) => false,
         }
     }
 
@@ -240,6 +308,10 @@ impl Entry {
         match &self.operation {
             Operation::Send(send) => send.state == SendState::Prepared,
             Operation::Receive(receive) => receive.state == ReceiveState::Prepared,
+            Operation::Transfer(_)
+            | Operation::Signal(_)
+            | Operation::Step(_)
+            | Operation::Collective(_) => false,
         }
     }
 
@@ -255,10 +327,17 @@ impl Entry {
         send.is_some_and(|send| matches!(send.state, SendState::Queued { .. }))
     }
 
-    /// The put that ends a send in flight; `None` if it is not in flight.
+    /// The put that ends a send or a transfer in flight; `None` if it is not in flight.
     pub fn in_flight(&self) -> Option<Put> {
-        match self.send()?.state {
-            SendState::InFlight(put) => Some(put),
+        match &self.operation {
+            Operation::Send(Outgoing {
+                state: SendState::InFlight(put),
+                ..
+            })
+            | Operation::Transfer(Transfer {
+                state: TransferState::InFlight(put),
+                ..
+            }) => Some(*put),
             _ => None,
         }
     }
@@ -281,6 +360,20 @@ impl Entry {
             | Operation::Receive(Incoming {
                 state: ReceiveState::Done(status),
                 ..
+            })
+            | Operation::Transfer(Transfer {
+                state: TransferState::Done(status),
+                ..
+            })
+            | Operation::Signal(SignalWait {
+                state: SignalState::Done(status),
+                ..
+            })
+            | Operation::Step(Step {
+                done: Some(status), ..
+            })
+            | Operation::Collective(Collection {
+                done: Some(status), ..
             }) => Some(*status),
             _ => None,
         }
@@ -294,16 +387,28 @@ impl Entry {
                 send.late = None;
             }
             Operation::Receive(receive) => receive.state = ReceiveState::Done(status),
+            Operation::Transfer(transfer) => transfer.state = TransferState::Done(status),
+            Operation::Signal(wait) => wait.state = SignalState::Done(status),
+            Operation::Step(step) => step.done = Some(status),
+            Operation::Collective(collection) => collection.done = Some(status),
         }
     }
 
-    /// Takes its memory out: the segments, and the staging buffer of a large message.
+    /// Takes its memory out: that of the application, and staging memory.
     pub fn take_memory(&mut self) -> (Segments, Option<Memory>) {
-        let staging = match &mut self.operation {
-            Operation::Receive(receive) => receive.staging.take(),
-            Operation::Send(_) => None,
+        let segments = std::mem::take(&mut self.segments);
+        let (packed, staging) = match &mut self.operation {
+            Operation::Receive(receive) => (receive.packed.take(), receive.staging.take()),
+            Operation::Send(send) => (send.packed.take(), None),
+            _ => (None, None),
         };
-        (std::mem::take(&mut self.segments), staging)
+        match (packed, &segments) {
+            (Some(pieces), Segments::One(staging)) => {
+                let staging = staging.memory().clone();
+                (Segments::One(pieces.memory().all()), Some(staging))
+            }
+            _ => (segments, staging),
+        }
     }
 
     /// All prepared puts, the newest first.

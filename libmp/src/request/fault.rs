@@ -6,6 +6,8 @@
 
 use gdsync::Status;
 
+use super::one_sided::Action;
+
 /// Maximum number of kept faults of dropped requests; further ones are counted. Also the maximum
 /// number of groups in which they are counted.
 const KEPT: usize = 64;
@@ -25,6 +27,9 @@ pub(crate) enum Why {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub receive: bool,
+    /// What a one-sided operation does; its `number` is the offset in the window. `None`: a send or
+    /// a receive.
+    pub one_sided: Option<Action>,
     /// `None`: from any rank, not matched yet.
     pub peer: Option<u32>,
     pub tag: u32,

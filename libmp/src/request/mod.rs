@@ -1,19 +1,27 @@
 //! The requests of a context: their states, their result words and their failures.
 //!
-//! `entry` has the states of one request, `table` all requests with their result words, `fault` the
-//! failures that no call has returned. [`Done`] is the result of a request that succeeded.
+//! `entry` has the states of one request, `one_sided` those of a transfer to or from a window,
+//! `step` those of a step of an exchange with neighbours, `collective` those of a stream's collective
+//! call, `table` all requests with their result words, `fault` the failures that no call has
+//! returned, `reached` how far streams have come that post receives.
+//! [`Done`] is the result of a request that succeeded.
 
+pub(crate) mod collective;
 pub(crate) mod entry;
 pub(crate) mod fault;
+pub(crate) mod one_sided;
+pub(crate) mod reached;
+pub(crate) mod step;
 pub(crate) mod table;
 
 /// The result of a request that succeeded: peer, tag and length of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Done {
-    /// The rank that sent the message; for a send, the rank that it went to.
+    /// The rank that sent the message; for a send, the rank that it went to. It may be
+    /// [`NULL_RANK`](crate::NULL_RANK).
     pub peer: u32,
-    /// The tag of the message.
+    /// The tag of the message; 0 for an operation of a [`Window`](crate::Window).
     pub tag: u32,
     /// The length of the message in bytes, at most the room of the receive; for a send whose length
     /// a stream read from a word, the length of its segment.

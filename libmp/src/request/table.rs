@@ -1,8 +1,8 @@
 //! The table of a context's requests, and the words that hold their results.
 //!
 //! An entry lives while its request is unfinished or its handle is held; a sweep of the table
-//! removes finished entries without a handle. Each entry has words in pinned memory, in which
-//! kernels store for the CPU and for streams how the request ended.
+//! removes finished entries without a handle. Each entry has a word in pinned memory, in which a
+//! kernel stores for the CPU and for streams how the request ended.
 
 use gdsync::gpu::{DevicePtr, MemoryKind, Word64};
 use gdsync::{Gpu, Status};
@@ -10,6 +10,8 @@ use slotmap::{DefaultKey, Key, SlotMap};
 
 use super::entry::{Entry, Handle, Incoming, Operation, Waiter};
 use super::fault::Fault;
+use super::one_sided::{Releases, SignalWait};
+use super::step::Step;
 use crate::error::{Error, Kind, Result};
 use crate::wire::word;
 
@@ -17,16 +19,13 @@ pub(crate) type RequestKey = DefaultKey;
 
 /// Number of entries whose words share a region.
 const CHUNK: usize = 512;
-/// Bytes of an entry's words: the result, and the mark that a stream stores when it reaches the
-/// request.
-const WORDS: usize = 16;
 /// Maximum number of unfinished requests of a context.
 pub(crate) const MAX_REQUESTS: usize = 1 << 16;
 
 /// The table.
 pub(crate) struct Table {
     entries: SlotMap<RequestKey, Entry>,
-    chunks: Vec<Vec<Words>>,
+    chunks: Vec<Vec<Word64>>,
     /// Slots of the map that were ever used; the next entry takes one of them or the next slot.
     used: usize,
     /// Sweep when this many entries live.
@@ -34,20 +33,12 @@ pub(crate) struct Table {
     last_order: u64,
 }
 
-#[derive(Clone, Debug)]
-struct Words {
-    result: Word64,
-    mark: Word64,
-}
-
-impl Words {
-    /// Clears the words of a released entry for the next request. A store wakes devices, so it is
-    /// done only if the word is not 0.
-    fn clear(&self) {
-        // Pinned memory, which the CPU reaches: it cannot fail.
-        if self.result.load().unwrap_or(0) != 0 {
-            let _ = self.result.store(0);
-        }
+/// Clears the word of a released entry for the next request. A store wakes devices, so it is done
+/// only if the word is not 0.
+fn clear(result: &Word64) {
+    // Pinned memory, which the CPU reaches: it cannot fail.
+    if result.load().unwrap_or(0) != 0 {
+        let _ = result.store(0);
     }
 }
 
@@ -67,10 +58,10 @@ impl Table {
         }
     }
 
-    /// Reserves room for one more entry and for its words.
+    /// Reserves room for one more entry and for its word.
     ///
     /// # Errors
-    /// `QueueFull` with the limit; `Gdsync` if there is no memory for its words.
+    /// `QueueFull` with the limit; `Gdsync` if there is no memory for its word.
     #[inline]
     pub fn reserve(&mut self, gpu: &Gpu) -> Result<()> {
         if self.entries.len() >= MAX_REQUESTS {
@@ -87,12 +78,17 @@ impl Table {
         Ok(())
     }
 
-    /// Inserts an entry, whose words are clear, into reserved room.
+    /// Inserts an entry, whose word is clear, into reserved room.
     #[inline]
     pub fn put(&mut self, entry: Entry) -> RequestKey {
         let key = self.entries.insert(entry);
         self.used = self.used.max(index(key) + 1);
         key
+    }
+
+    /// Removes an entry of which nothing was enqueued.
+    pub fn withdraw(&mut self, key: RequestKey) {
+        self.entries.remove(key);
     }
 
     /// Whether a sweep is due.
@@ -116,15 +112,39 @@ impl Table {
     pub fn receive_mut(&mut self, key: RequestKey) -> Option<&mut Incoming> {
         match &mut self.entries.get_mut(key)?.operation {
             Operation::Receive(receive) => Some(receive),
-            Operation::Send(_) => None,
+            _ => None,
         }
+    }
+
+    pub fn step_mut(&mut self, key: RequestKey) -> Option<&mut Step> {
+        match &mut self.entries.get_mut(key)?.operation {
+            Operation::Step(step) => Some(step),
+            _ => None,
+        }
+    }
+
+    pub fn signal_mut(&mut self, key: RequestKey) -> Option<&mut SignalWait> {
+        match &mut self.entries.get_mut(key)?.operation {
+            Operation::Signal(wait) => Some(wait),
+            _ => None,
+        }
+    }
+
+    /// The waits for signals that streams have not passed.
+    pub fn releases(&self) -> Releases {
+        let mut waits: Vec<_> = self.iter().collect();
+        waits.sort_unstable_by_key(|(_, entry)| entry.order);
+        let wait = |(key, entry): (RequestKey, &Entry)| {
+            Some((entry.signal()?.clone(), self.result_word(key).clone()))
+        };
+        Releases(waits.into_iter().filter_map(wait).collect())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (RequestKey, &Entry)> {
         self.entries.iter()
     }
 
-    /// Removes a request that has ended, if its words are no longer used.
+    /// Removes a request that has ended, if its word is no longer used.
     pub fn forget(&mut self, key: RequestKey) -> bool {
         let passed = |w: &Waiter| {
             let event = w.passed.as_ref();
@@ -132,12 +152,10 @@ impl Table {
         };
         let free = self.entries.get(key).is_some_and(|entry| {
             let done = entry.status().is_some();
-            let marked = entry.receive().and_then(|receive| receive.marked.as_ref());
-            let written = marked.is_none_or(|e| e.is_done().unwrap_or(true));
-            done && entry.handle != Handle::Held && written && entry.waiters.iter().all(passed)
+            done && entry.handle != Handle::Held && entry.waiters.iter().all(passed)
         });
         if free {
-            self.words(key).clear();
+            clear(self.result_word(key));
             self.entries.remove(key);
         }
         free
@@ -167,23 +185,14 @@ impl Table {
         self.last_order
     }
 
-    fn words(&self, key: RequestKey) -> &Words {
-        &self.chunks[index(key) / CHUNK][index(key) % CHUNK]
-    }
-
     /// The word that holds the request's result: see [`word::result`].
     pub fn result_word(&self, key: RequestKey) -> &Word64 {
-        &self.words(key).result
-    }
-
-    /// The word that the posting stream sets to 1 when it reaches the request.
-    pub fn mark_word(&self, key: RequestKey) -> &Word64 {
-        &self.words(key).mark
+        &self.chunks[index(key) / CHUNK][index(key) % CHUNK]
     }
 
     /// The result that a kernel stored for the request; `None` if there is none yet.
     pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
-        word::parse_result(self.words(key).result.load().unwrap_or(0))
+        word::parse_result(self.result_word(key).load().unwrap_or(0))
     }
 
     /// Stores how a request ended.
@@ -194,17 +203,11 @@ impl Table {
 
     /// The address of the result word on the GPU.
     pub fn result_addr(&self, key: RequestKey) -> DevicePtr {
-        self.words(key).result.addr()
+        self.result_word(key).addr()
     }
 }
 
-fn chunk(gpu: &Gpu) -> Result<Vec<Words>> {
-    let region = gpu.alloc(MemoryKind::Pinned, CHUNK * WORDS)?;
-    let words = |i: usize| -> Result<Words> {
-        Ok(Words {
-            result: region.word64(i * WORDS)?,
-            mark: region.word64(i * WORDS + 8)?,
-        })
-    };
-    (0..CHUNK).map(words).collect()
+fn chunk(gpu: &Gpu) -> Result<Vec<Word64>> {
+    let region = gpu.alloc(MemoryKind::Pinned, CHUNK * 8)?;
+    (0..CHUNK).map(|i| Ok(region.word64(i * 8)?)).collect()
 }

@@ -13,6 +13,7 @@ use super::state::State;
 use crate::error::{Kind, Result};
 use crate::path::Batch;
 use crate::request::entry::{Entry, Operation, ReceiveState};
+use crate::request::reached::Reached;
 use crate::request::table::{RequestKey, Table};
 use crate::wire::word::WordKind;
 
@@ -60,6 +61,7 @@ impl Matcher {
         &mut self,
         pass: &mut Pass,
         requests: &Table,
+        reached: &Reached,
         peers: &Peers,
     ) -> Option<(RequestKey, u32, u32)> {
         while let Some(key) = self.waiting.get(pass.at).copied() {
@@ -67,8 +69,8 @@ impl Matcher {
                 self.waiting.remove(pass.at);
                 continue;
             };
-            let marked = entry.receive().and_then(|receive| receive.marked.as_ref());
-            let there = marked.is_none() || requests.mark_word(key).load().unwrap_or(0) == 1;
+            let mark = entry.receive().and_then(|receive| receive.reached);
+            let there = mark.is_none_or(|mark| reached.has(mark));
             if there
                 && !pass.blocked.contains(&entry.tag)
                 && let Some(rank) = unexpected(peers, entry.tag, self.from)
@@ -97,7 +99,9 @@ impl Engine {
     pub(crate) fn match_any(&self, state: &mut State) -> bool {
         let (mut matched, mut pass) = (false, Pass::default());
         while let Some((key, tag, rank)) =
-            state.matcher.next(&mut pass, &state.requests, &state.peers)
+            state
+                .matcher
+                .next(&mut pass, &state.requests, &state.reached, &state.peers)
         {
             match self.match_with(state, key, rank) {
                 // The lane has no room: it is retried in the next round.
@@ -182,7 +186,8 @@ mod tests {
     #[test]
     fn receives_keep_their_order_and_released_ones_are_removed() {
         let (mut matcher, mut requests) = (Matcher::default(), Table::new());
-        requests.reserve(&gdsync::Gpu::soft().unwrap()).unwrap();
+        let gpu = gdsync::Gpu::soft().unwrap();
+        requests.reserve(&gpu).unwrap();
         let mut post = |tag| {
             let operation = Operation::Receive(Incoming::default());
             let common = Common::new(ANYBODY, tag, &[]);
@@ -196,7 +201,8 @@ mod tests {
         assert_eq!(matcher.first(&requests, 1), Some(keys[2]));
         // There is no message: each tag is searched for once.
         let mut pass = Pass::default();
-        assert_eq!(matcher.next(&mut pass, &requests, &Peers::new(2)), None);
+        let (reached, peers) = (Reached::new(&gpu), Peers::new(2));
+        assert_eq!(matcher.next(&mut pass, &requests, &reached, &peers), None);
         assert_eq!(pass.blocked, [2, 1]);
         matcher.waiting.remove(1);
         let mut pass = Pass::default();

@@ -1,19 +1,22 @@
 //! Claiming: a stream takes a message in. The stream waits for the message; a kernel after the wait
 //! copies it, acknowledges it to the sender and ends the request.
 
+use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
+use super::packed::{SCATTERS, arrival, scatter_on};
 use super::peer::Target;
 use super::progress::arrived;
-use super::receive::ANYBODY;
+use super::receive::{ANYBODY, ask_reached};
 use super::spec::On;
 use super::state::{Guard, State, known};
 use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
+use crate::mutant::{Mutant, on};
 use crate::path::List;
-use crate::request::entry::{Common, Incoming, ReceiveState};
+use crate::request::entry::{Common, Incoming, ReceiveState, Segments};
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
@@ -71,25 +74,29 @@ impl Engine {
             state.return_fault(key);
             return Err(e);
         }
+        let posted = posted_by_another(state, key, stream)?;
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
         let word = channel.word(number, common.large);
-        stream.check_room(4)?;
+        stream.check_room(4 + receive.packed.as_ref().map_or(0, |_| SCATTERS))?;
         // A kernel can poll the word of a short message: that word needs no flush.
         let spins = !common.large && link.lane(0).is_some_and(|lane| lane.may_spin());
-        let words = [result, self.error.addr().0];
+        let packed = match (&receive.packed, &common.segments) {
+            (Some(pieces), Segments::One(staging)) => Some((&**pieces, staging.memory())),
+            _ => None,
+        };
+        let ended = packed.map_or(result, |(pieces, staging)| arrival(pieces, staging));
+        let words = [ended, self.error.addr().0];
         let passed = (channel.taken(number), word::threshold(number));
-        match &common.poster.stream {
-            // The posting stream may use the memory until it reaches the receive.
-            Some(poster) if poster.id() != stream.id() => poster.precede(stream)?,
-            _ => {}
+        let mut list = List::<3>::new();
+        if let Some((word, count)) = &posted {
+            list.wait(word, *count, false);
         }
         if !spins {
-            let mut list = List::<2>::new();
             list.wait_for(word, number, receive.lands_in_device(common));
             list.passed_by(passed.0, passed.1);
-            list.post(stream, None)?;
         }
+        list.post(stream, None)?;
         let waits = spins.then_some(passed);
         // Words and payload belong to the channel and the table, which the state keeps; the entry
         // keeps the segments until the kernel has stored its result.
@@ -106,10 +113,14 @@ impl Engine {
             }
         };
         let launched = match launched {
-            // Nothing was enqueued.
+            // At most the wait for another stream was enqueued.
             Err(e) if spins => return Err(e),
             other => other,
         };
+        let launched = launched.and_then(|()| match packed {
+            Some((pieces, staging)) => scatter_on(kernels, stream, pieces, staging, result),
+            None => Ok(()),
+        });
         common.order = order;
         common.since = None;
         receive.state = ReceiveState::Claimed(stream.id());
@@ -133,10 +144,35 @@ impl Engine {
     }
 }
 
-/// The parameters of the kernel of a receive: `words` are its result word and the context's error
-/// word.
+/// The word and the value for which `stream` waits if another stream posted the receive: that stream
+/// may use the memory until it reaches the receive.
+pub(super) fn posted_by_another(
+    state: &mut State,
+    key: RequestKey,
+    stream: &Stream,
+) -> Result<Option<(Word64, u64)>> {
+    let entry = known(&mut state.requests, key)?;
+    let poster = entry.poster.stream.clone();
+    let Some(poster) = poster.filter(|poster| poster.id() != stream.id()) else {
+        return Ok(None);
+    };
+    if on(Mutant::EarlyClaim) || ask_reached(state, key, &poster) {
+        return Ok(None);
+    }
+    let receive = known(&mut state.requests, key)?.receive();
+    let Some(mark) = receive.and_then(|receive| receive.reached) else {
+        // The last handle of that stream was dropped, or that stream is full.
+        poster.precede(stream)?;
+        return Ok(None);
+    };
+    let (word, count) = state.reached.word(mark);
+    Ok(Some((word.clone(), count)))
+}
+
+/// The parameters of the kernel of a receive: `words` are the word for its result and the context's
+/// error word.
 #[inline]
-fn unpack<const N: usize>(
+pub(super) fn unpack<const N: usize>(
     channel: &RecvChannel,
     common: &Common,
     receive: &Incoming,

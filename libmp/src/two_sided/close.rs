@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gds_step::Thread;
 use gdsync::Status;
 
 use super::engine::Engine;
@@ -90,7 +91,11 @@ impl Engine {
         let mut state = self.lock();
         let mut open = Vec::new();
         for (key, entry) in state.requests.iter() {
-            let by_stream = entry.in_flight().is_some() || entry.claimed_by().is_some();
+            let by_stream = entry.in_flight().is_some()
+                || entry.claimed_by().is_some()
+                || entry.signal().is_some()
+                || entry.step().is_some()
+                || entry.collective().is_some();
             if (by_stream || entry.is_queued()) && state.requests.result(key).is_none() {
                 open.push(entry.name().to_string());
             }
@@ -98,13 +103,14 @@ impl Engine {
         for peer in state.peers.iter_mut().filter(|peer| peer.is_here()) {
             peer.write_credits();
             let busy = peer.link.busy_lanes();
-            open.extend((0..busy).map(|_| format!("credits or ready words to rank {}", peer.rank)));
+            let what = format!("credits, ready words or fences to rank {}", peer.rank);
+            open.extend(std::iter::repeat_n(what, busy));
         }
         open
     }
 
     /// Gives up all that is unfinished, without a wait: no handle is left. Waiting streams are
-    /// released.
+    /// released; those that wait for several values of one word by a machine, one after the other.
     pub(crate) fn abandon(&self) {
         let mut state = self.lock();
         for rank in 0..self.size {
@@ -117,8 +123,13 @@ impl Engine {
                 for channel in peer.channels.recvs.values() {
                     channel.release(Status::CLOSED);
                 }
-                self.send_given_up(&mut state, rank);
+                self.send_given_up(&mut state, rank, true);
             }
+        }
+        // The streams may be about to find the signals; they continue in both cases.
+        let mut releases = state.requests.releases();
+        if releases.release() {
+            self.host().attach(Thread::Watch, Box::new(releases));
         }
         let mut keys = Vec::new();
         state.requests.to_advance(&mut keys);
@@ -128,8 +139,16 @@ impl Engine {
             let Some(entry) = state.requests.get(key) else {
                 continue;
             };
-            // The kernel after the wait stores the result of a claimed receive.
-            if entry.claimed_by().is_none() && entry.in_flight().is_none() {
+            if let Some(step) = entry.step() {
+                step.board.release();
+            }
+            if let Some(collection) = entry.collective() {
+                collection.team.release_at_once(entry.number);
+            }
+            // The kernel after the wait stores the result of a claimed receive, and the stream that
+            // of a wait for a signal, which `releases` reads.
+            let by_stream = entry.claimed_by().is_some() || entry.signal().is_some();
+            if !by_stream && entry.in_flight().is_none() {
                 self.finish(&mut state, key, Status::CLOSED, 0);
             }
         }

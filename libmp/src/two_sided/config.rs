@@ -1,11 +1,13 @@
 //! The settings of a context ([`Config`]), their defaults and their limits.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use gdsync::rdma::Doorbell;
 
 use super::channels::MOST_CHANNELS;
 use crate::error::{Error, Kind, Result};
+use crate::trace::MOST_EVENTS;
 use crate::wire::control::Shape;
 
 /// When a context connects its peers, for [`Builder::connect`](crate::Builder::connect).
@@ -65,6 +67,9 @@ pub(crate) struct Config {
     pub doorbell: Doorbell,
     pub channels: usize,
     pub start: u64,
+    /// The file of the timeline, without the rank.
+    pub trace: Option<PathBuf>,
+    pub trace_events: usize,
 }
 
 impl Config {
@@ -116,6 +121,8 @@ impl Default for Config {
             doorbell: Doorbell::Auto,
             channels: 256,
             start: 0,
+            trace: None,
+            trace_events: MOST_EVENTS,
         }
     }
 }

@@ -6,6 +6,7 @@ use gdsync::Status;
 use super::engine::Engine;
 use super::outbox::UNSENT;
 use super::peer::Cause;
+use super::ready::READY;
 use super::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Control;
@@ -14,10 +15,10 @@ use crate::wire::control::Control;
 const BURST: usize = 64;
 
 impl Engine {
-    /// Informs a rank that this rank sends nothing more to it.
-    pub fn send_given_up(&self, state: &mut State, rank: u32) {
+    /// Informs a rank that this rank sends nothing more to it; `closed`: nor to any other rank.
+    pub fn send_given_up(&self, state: &mut State, rank: u32, closed: bool) {
         state.outbox.clear(rank);
-        self.send_control(state, rank, vec![Control::GivenUp]);
+        self.send_control(state, rank, vec![Control::GivenUp { closed }]);
     }
 
     /// Sends control messages; those that the bootstrap does not accept now are kept.
@@ -128,8 +129,12 @@ impl Engine {
         peer.pulse.heard = Some(self.host().now());
         let message = match Control::decode(bytes) {
             // Accepted also from a peer that was given up: a message that it refused before must
-            // not count as sent.
-            Ok(message @ Control::Truncated { .. }) => message,
+            // not count as sent; the agreement itself ignores the notes of lost ranks.
+            Ok(
+                message @ (Control::Truncated { .. }
+                | Control::Agree(_)
+                | Control::GivenUp { closed: true }),
+            ) => message,
             _ if !peer.is_here() => return Ok(()),
             message => message?,
         };
@@ -140,11 +145,28 @@ impl Engine {
             Control::Truncated { tag, number, len } => {
                 self.was_truncated(state, rank, tag, number, len);
             }
-            Control::GivenUp => {
+            Control::GivenUp { closed } => {
                 let status = Status::REMOTE_ABORTED;
                 let cause = Cause::Other(self.status_text(state, rank, status));
                 self.give_up(state, rank, status, cause);
+                match closed {
+                    true => state.agreement.lose(rank),
+                    // It lives, and counts this rank as lost.
+                    false => state.agreement.spare(rank),
+                }
             }
+            Control::Window { number: READY, .. } => self.name_ready(state, rank)?,
+            Control::Agree(note) => {
+                state.agreement.hear(rank, note)?;
+                // The next note may belong to the next agreement.
+                self.advance_agreement(state);
+            }
+            Control::Broken {
+                id,
+                call,
+                rank: culprit,
+                status,
+            } => self.team_broke(state, rank, (id, call, culprit, status))?,
             _ => {}
         }
         handled

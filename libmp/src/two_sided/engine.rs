@@ -15,6 +15,7 @@ use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
 use crate::path::{NicOptions, Paths};
+use crate::trace::{Seen, file_of};
 
 /// The period of the background work.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
@@ -31,6 +32,8 @@ pub(crate) struct Engine {
     kernels: Option<Kernels>,
     pub bootstrap: Arc<dyn Bootstrap>,
     pub error: Word32,
+    /// Observes the calls.
+    pub seen: Seen,
     state: Mutex<State>,
 }
 
@@ -56,6 +59,8 @@ impl Engine {
             true => Some(Kernels::of(gpu)?),
             false => None,
         };
+        let file = |path| (file_of(path, &config.name, rank), config.trace_events);
+        let seen = Seen::open((rank, size), gpu, config.trace.as_deref().map(file))?;
         let error = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
         error.store(0)?;
         Ok(Engine {
@@ -66,7 +71,8 @@ impl Engine {
             paths: Paths::open(rank, device, nic, config.timeout, &error, kernels.clone())?,
             kernels,
             error,
-            state: Mutex::new(State::new(size, config.doorbell)),
+            seen,
+            state: Mutex::new(State::new(gpu, (rank, size), config.doorbell)),
             bootstrap,
             config,
         })

@@ -6,6 +6,7 @@ use gdsync::gpu::WeakStream;
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::peer::{Cause, Failure, Peer};
 use super::progress::arrived;
 use super::receive::{ANYBODY, ask_reached, check_ready_order};
@@ -45,6 +46,10 @@ impl Engine {
         if failed && entry.send().is_some_and(|send| send.late.is_some()) {
             entry.waiters.extend(stream.as_ref().and_then(kernel_of));
         }
+        if let Some(peer) = state.peers.get_mut(entry.peer) {
+            let limit = self.config.eager_limit as u64;
+            peer.counts.ended(entry, status, len, limit);
+        }
         entry.end_with(status);
         entry.len = len;
         entry.end.stream = stream.map(|stream| stream.id());
@@ -58,7 +63,7 @@ impl Engine {
         let memory = &mut state.trash.memory;
         match staging {
             // The sender writes to it no more: the word that ended the receive came after the
-            // payload, or in place of it.
+            // payload, or in place of it. The puts of a send that read it are done.
             Some(staging) if matches!(status, Status::SUCCESS | Status::TRUNCATED) => {
                 state.staging.keep(staging, memory);
             }
@@ -67,8 +72,8 @@ impl Engine {
         }
         // The length is 0 if the sender dropped the message before it was posted: the sender then
         // has no failure to record.
-        let known = len == 0 || knows_too_long(state, rank, tag, number);
-        if receive && status == Status::TRUNCATED && !known {
+        let known = || len == 0 || knows_too_long(state, rank, tag, number);
+        if receive && status == Status::TRUNCATED && !known() {
             self.send_control(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
         if failed {
@@ -258,7 +263,7 @@ impl Engine {
         self.set_error(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
-            !entry.is_receive() && this && entry.order >= first_use
+            entry.send().is_some() && this && entry.order >= first_use
         });
         let Some((key, entry)) = found else {
             // The application dropped the request, which has ended and was removed. A long send had
@@ -270,6 +275,7 @@ impl Engine {
                 order: state.faults.next_order(),
                 name: Name {
                     receive: false,
+                    one_sided: None,
                     peer: Some(rank),
                     tag,
                     number,
@@ -363,7 +369,8 @@ impl Engine {
         if let Some(peer) = state.peers.get_mut(rank) {
             peer.fail(Failure { status, cause });
         }
-        self.send_given_up(state, rank);
+        state.agreement.lose(rank);
+        self.send_given_up(state, rank, false);
         self.host().ring();
     }
 
@@ -372,25 +379,35 @@ impl Engine {
         let mut keys = Vec::new();
         state.requests.to_advance(&mut keys);
         keys.into_iter().any(|key| {
+            if state.fails_step(key, rank) {
+                return true;
+            }
             let entry = state.requests.get(key).filter(|entry| entry.peer == rank);
             let Some(entry) = entry else {
                 return false;
             };
+            if let Some(put) = entry.in_flight() {
+                let peer = state.peers.get_mut(rank);
+                let lane = peer.and_then(|peer| peer.link.lane(entry.poster.lane));
+                let polled = lane.map(|lane| lane.poll(put));
+                return !matches!(polled, None | Some(Ok(Some(Status::SUCCESS))));
+            }
             match &entry.operation {
-                Operation::Send(send) => match send.state {
-                    SendState::Prepared | SendState::Done(_) => false,
-                    SendState::Queued { .. } => true,
-                    SendState::InFlight(put) => {
-                        let peer = state.peers.get_mut(rank);
-                        let lane = peer.and_then(|peer| peer.link.lane(entry.poster.lane));
-                        let polled = lane.map(|lane| lane.poll(put));
-                        !matches!(polled, None | Some(Ok(Some(Status::SUCCESS))))
-                    }
-                },
+                Operation::Send(_) => entry.is_queued(),
                 Operation::Receive(receive) => match receive.state {
                     ReceiveState::Posted | ReceiveState::Claimed(_) => !arrived(state, key),
                     _ => false,
                 },
+                Operation::Transfer(_) | Operation::Step(_) => false,
+                // The stream continues, or has continued, by a signal that has arrived.
+                Operation::Signal(_) => {
+                    let missing = entry.signal().is_some_and(|wait| !wait.is_met());
+                    missing && state.requests.result(key).is_none()
+                }
+                Operation::Collective(_) => entry.collective().is_some_and(|open| {
+                    let mut absent = open.team.absent(entry.number);
+                    absent.any(|absent| absent == rank)
+                }),
             }
         })
     }
@@ -401,7 +418,8 @@ impl Engine {
         let entry = known(&mut state.requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
         let unposted = entry.is_prepared();
-        if entry.peer == ANYBODY && (unposted || entry.is_unmatched()) {
+        let numbered = !matches!(entry.peer, ANYBODY | NULL_RANK);
+        if !numbered && (unposted || entry.is_unmatched()) {
             state.matcher.remove(key);
             self.finish(state, key, Status::CANCELLED, 0);
             return Ok(());
@@ -412,6 +430,10 @@ impl Engine {
                 let posted = receive.state == ReceiveState::Posted;
                 posted && entry.poster.stream.is_none() && !entry.large
             }
+            Operation::Transfer(_)
+            | Operation::Signal(_)
+            | Operation::Step(_)
+            | Operation::Collective(_) => false,
         };
         if !unposted && !unknown {
             return late("the request was posted, and its message may be in flight; wait for it");
@@ -468,7 +490,7 @@ impl Engine {
             // still has a handle.
             receive.wanted = true;
             if let Some(stream) = entry.poster.stream.clone() {
-                ask_reached(&mut state.requests, key, &stream);
+                ask_reached(state, key, &stream);
             }
         }
     }
@@ -504,6 +526,11 @@ impl Engine {
                 send.state = SendState::Queued { announced: false };
             }
             Operation::Receive(receive) => receive.state = ReceiveState::Posted,
+            // Never prepared.
+            Operation::Transfer(_)
+            | Operation::Signal(_)
+            | Operation::Step(_)
+            | Operation::Collective(_) => {}
         }
         let (segments, staging) = entry.take_memory();
         state.trash.segments.push(segments);

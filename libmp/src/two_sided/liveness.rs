@@ -33,6 +33,8 @@ pub(super) enum Life {
 pub(crate) struct Pulse {
     /// The bootstrap has reported that the peer is gone.
     pub gone: bool,
+    /// An agreement waits for the peer.
+    pub awaited: bool,
     /// The time when a control message of the peer last arrived.
     pub heard: Option<Time>,
     /// The time of the last ping.
@@ -60,7 +62,7 @@ impl Pulse {
 
     /// Whether a ping is due now: a request has waited for the peer since `since`, and it has sent
     /// no control message for `silence`.
-    fn probe(&mut self, since: Time, now: Time, silence: Duration) -> bool {
+    pub fn probe(&mut self, since: Time, now: Time, silence: Duration) -> bool {
         let known = [self.probed, self.heard].into_iter().flatten();
         let due = now.since(known.fold(since, Time::max)) >= silence;
         if due {

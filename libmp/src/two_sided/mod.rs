@@ -13,16 +13,19 @@
 //!   given up).
 //! - `lanes` (which stream posts on which lane), `any` (receives from any rank), `outbox` (control
 //!   messages that wait), `liveness` (whether ranks are alive), `watch` (where streams wait),
-//!   `staging`.
+//!   `staging` and `packed` (messages in many pieces).
 //!
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
-//! - Calls of the application: `spec`, `open`, `send`, `receive`, `post`, `wait`, `claim` (a stream
-//!   takes a message in), `take` (the CPU takes a message in), `close`.
-//! - Background work: `progress`, `control`, `finish`, and `texts`, which describes it in errors
-//!   and logs.
+//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `post_all`,
+//!   `wait`, `wait_all`, `claim` (a stream takes a message in), `take` (the CPU takes a message in),
+//!   `flush`, `close`, `agree` (which ranks are lost), `ready` (the memory of ready words).
+//! - Background work: `progress`, `steps`, `control`, `finish`, `team` (collective calls), and
+//!   `texts`, which describes it in errors and logs.
 
+mod agree;
 mod any;
+mod bind;
 mod channel;
 mod channels;
 mod claim;
@@ -31,23 +34,37 @@ pub(crate) mod config;
 mod control;
 pub(crate) mod engine;
 mod finish;
+mod flush;
 mod lanes;
 mod liveness;
+mod null;
 mod open;
 mod outbox;
+mod packed;
 mod peer;
 mod post;
+mod post_all;
 mod progress;
+pub(crate) mod ready;
 mod receive;
 mod send;
 mod spec;
 mod staging;
 mod state;
+mod steps;
 mod take;
+mod team;
 mod texts;
 pub(crate) mod wait;
+mod wait_all;
 mod watch;
 
+pub(crate) use peer::{Peer, Target};
+pub(crate) use spec::On;
+pub(crate) use state::{State, closed};
+pub(crate) use texts::join;
+
 pub use config::{Connect, Full, Progress};
+pub use null::NULL_RANK;
 pub use spec::{RecvOp, SendOp, SizeSource, Source};
 pub use watch::Stuck;

@@ -28,7 +28,15 @@ impl Engine {
         }
     }
 
-    /// The lane of `on`, after opening all that is needed to post on it.
+    /// The lane on which `on` posts to `rank`.
+    #[inline]
+    pub fn lane_to(&self, state: &mut State, rank: u32, on: &On<'_>) -> u8 {
+        let lane = self.lane_of(state, on);
+        let peer = state.peers.get(rank);
+        peer.map_or(lane, |peer| peer.stand_in[usize::from(lane)])
+    }
+
+    /// The lane on which `on` posts to `rank`, after opening all that is needed to post on it.
     ///
     /// # Errors
     /// `Invalid` for a rank outside the job; `PeerFailed`; `Timeout`, naming the rank, if it does
@@ -36,18 +44,18 @@ impl Engine {
     #[inline]
     pub fn ensure(&self, rank: u32, on: &On<'_>, target: Target) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
-        let lane = self.lane_of(&mut state, on);
+        let lane = self.lane_to(&mut state, rank, on);
         match state.peers.get(rank) {
             Some(peer) if peer.can_post(lane, target) => return Ok((state, lane)),
             _ => {}
         }
         drop(state);
         let opened = self.open(rank, lane, target);
-        let state = self.lock();
+        let mut state = self.lock();
         match opened {
             Ok(()) => Ok((state, lane)),
             Err(e) if e.kind() == Kind::BootstrapLost => {
-                let shared = state.open_lane_like(rank, lane, target);
+                let shared = state.share_lane(rank, lane, target);
                 shared.map(|lane| (state, lane)).ok_or(e)
             }
             Err(e) => Err(e),

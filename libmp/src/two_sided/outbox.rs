@@ -65,7 +65,7 @@ impl Outbox {
                     if e.kind() != Kind::QueueFull
                         && matches!(message, Control::Ping | Control::Pong) => {}
                 Err(e) if matches!(e.kind(), Kind::PeerFailed(_)) => {
-                    if message != Control::GivenUp {
+                    if !matches!(message, Control::GivenUp { .. }) {
                         sent.gone.push(rank);
                     }
                 }
@@ -159,7 +159,7 @@ mod tests {
         let (up, left) = (|lane| Control::Up { lane }, Control::Left);
         outbox.push(1, vec![up(0), up(1), Control::Ping]);
         outbox.push(2, vec![Control::Ping, left.clone()]);
-        outbox.push(3, vec![Control::GivenUp, left.clone()]);
+        outbox.push(3, vec![Control::GivenUp { closed: false }, left.clone()]);
         let sent = outbox.flush(|rank, _| {
             Err(error(match rank {
                 1 => Kind::QueueFull,

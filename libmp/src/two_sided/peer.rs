@@ -3,26 +3,46 @@
 //! Lanes open on first use: each side sends the other its end, either side may start, and each
 //! answers a request that it did not expect.
 
+use std::collections::BTreeMap;
+
 use gdsync::Status;
 
 use super::channel::RecvChannel;
 use super::channels::Channels;
 use super::config::Config;
-use super::lanes::Lanes;
+use super::lanes::Lanes as Assigned;
 use super::liveness::Pulse;
 use crate::error::{Error, Kind, Result};
-use crate::path::{Link, Paths, Put};
+use crate::path::{LANES, Lane, Link, Paths, Put};
+use crate::plan::{At, Lanes};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
-use crate::wire::control::{Control, Shape};
+use crate::stats::Counts;
+use crate::wire::control::{Control, Neighbour, Shape};
+use crate::wire::record::Record;
+
+/// Maximum number of windows that a peer makes before this rank does.
+const WINDOWS: usize = 4096;
+/// Maximum number of times that a peer names this rank as a neighbour before this rank builds the
+/// neighbourhood.
+const NEIGHBOURS: usize = 4096;
 
 /// The state of one rank.
 pub(crate) struct Peer {
     pub rank: u32,
     pub link: Link,
+    /// By lane: the lane on which its streams post. It is another one if their own could not be
+    /// opened, and stays that one, which keeps the order of what they post.
+    pub stand_in: [u8; LANES],
     pub channels: Channels,
     pub pulse: Pulse,
     pub standing: Standing,
+    /// Its memory of windows that this rank has not made yet, by the window's number.
+    pub windows: BTreeMap<u64, Vec<Record>>,
+    /// Its sides of exchanges that this rank has not built yet, in their order.
+    pub neighbours: Vec<Neighbour>,
+    /// What requests with it did.
+    pub counts: Counts,
 }
 
 /// The standing of a peer.
@@ -109,7 +129,7 @@ pub(crate) enum Target {
 pub(crate) struct Setup<'a> {
     pub paths: &'a Paths,
     pub config: &'a Config,
-    pub lanes: &'a Lanes,
+    pub lanes: &'a Assigned,
 }
 
 impl Peer {
@@ -117,8 +137,12 @@ impl Peer {
         Peer {
             rank,
             link: Link::new(rank),
+            stand_in: std::array::from_fn(|lane| lane as u8),
             channels: Channels::new(rank),
             pulse: Pulse::default(),
+            windows: BTreeMap::new(),
+            neighbours: Vec::new(),
+            counts: Counts::default(),
             standing: Standing::Here {
                 leaving: false,
                 closing: Closing::No,
@@ -169,6 +193,7 @@ impl Peer {
     pub fn owes_answer(&self) -> bool {
         let asked = Closing::Asked;
         self.link.is_opening()
+            || self.pulse.awaited
             || matches!(self.standing, Standing::Here { closing, .. } if closing == asked)
             || self.channels.is_opening()
     }
@@ -279,8 +304,51 @@ impl Peer {
                     }
                 }
             }
+            Control::Window {
+                number,
+                rank,
+                block,
+            } => {
+                let sender = self.rank;
+                if *rank != sender {
+                    let what = format!("rank {sender} named window {number} of rank {rank}");
+                    let error = Error::new("make window", Kind::Protocol, what);
+                    return Err(error.with_rank(sender));
+                }
+                if self.windows.len() >= WINDOWS {
+                    let what = format!(
+                        "rank {sender} named too many windows that this rank has not made; make \
+                         them on all ranks"
+                    );
+                    let error = Error::new("make window", Kind::Protocol, what);
+                    return Err(error.with_rank(sender).with_limit(WINDOWS, "windows"));
+                }
+                self.windows.insert(*number, block.clone());
+            }
+            Control::Neighbour(side) => {
+                if self.neighbours.len() >= NEIGHBOURS {
+                    let rank = self.rank;
+                    let what = format!(
+                        "rank {rank} named this rank as a neighbour too often; build the \
+                         neighbourhoods on both ranks"
+                    );
+                    let error = Error::new("build neighbourhood", Kind::Protocol, what);
+                    return Err(error.with_rank(rank).with_limit(NEIGHBOURS, "times"));
+                }
+                self.neighbours.push((**side).clone());
+            }
+            Control::Withdrawn { send, receive } => {
+                let last = |side: &Neighbour| (side.send, side.receive) == (*send, *receive);
+                if let Some(at) = self.neighbours.iter().rposition(last) {
+                    self.neighbours.remove(at);
+                }
+            }
             Control::Ping => out.push(Control::Pong),
-            Control::Pong | Control::Truncated { .. } | Control::GivenUp => {}
+            Control::Pong
+            | Control::Truncated { .. }
+            | Control::GivenUp { .. }
+            | Control::Broken { .. }
+            | Control::Agree(_) => {}
         }
         Ok(())
     }
@@ -364,8 +432,65 @@ impl Peers {
         self.0.iter_mut().flatten().map(|peer| &mut **peer)
     }
 
+    /// The lanes that `used` names, in the order of the ranks. `used` is sorted.
+    fn lanes<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane> {
+        let (mut rest, mut passed) = (&mut self.0[..], 0);
+        let ranks = used.chunk_by(|one, next| one.rank == next.rank);
+        let links = ranks.filter_map(move |same| {
+            let mask = same.iter().fold(0, |mask, at| mask | 1 << at.lane);
+            let at = same[0].rank as usize - passed;
+            let (head, tail) = std::mem::take(&mut rest).split_at_mut_checked(at + 1)?;
+            (rest, passed) = (tail, passed + at + 1);
+            Some(head.last_mut()?.as_deref_mut()?.link.some(mask))
+        });
+        links.flatten()
+    }
+
     /// The peers that were not given up.
     pub fn here(&self) -> impl Iterator<Item = &Peer> {
         self.iter().filter(|peer| peer.is_here())
+    }
+}
+
+impl Lanes for Peers {
+    fn lane(&mut self, at: At) -> Option<&mut Lane> {
+        self.get_mut(at.rank)?.link.lane(at.lane)
+    }
+
+    fn each<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane> {
+        self.lanes(used)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gdsync::Gpu;
+    use gdsync::rdma::{Device, Doorbell};
+
+    use super::*;
+
+    #[test]
+    fn a_peer_names_its_own_windows_and_a_bounded_number() {
+        let gpu = Gpu::soft().unwrap();
+        let setup = Setup {
+            paths: &Paths::for_test(&Device::emulated(&gpu).unwrap()),
+            config: &Config::default(),
+            lanes: &Assigned::new(Doorbell::Auto),
+        };
+        let mut peer = Peer::new(1);
+        let mut names = |number, rank| {
+            let block = Vec::new();
+            let window = Control::Window {
+                number,
+                rank,
+                block,
+            };
+            peer.handle(&setup, &window, &mut Vec::new())
+        };
+        let e = names(0, 2).unwrap_err();
+        assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(1)), "{e}");
+        (0..WINDOWS as u64).for_each(|number| names(number, 1).unwrap());
+        let e = names(WINDOWS as u64, 1).unwrap_err();
+        assert_eq!((e.kind(), e.limit()), (Kind::Protocol, Some(4096)), "{e}");
     }
 }

@@ -4,27 +4,47 @@
 use gdsync::gpu::{Lent, WeakStream};
 use gdsync::{Status, Stream};
 
+use super::channel::SendChannel;
 use super::config::Full;
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::state::{Guard, State, closed, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
 use crate::path::{List, MOST_BYTES, uncaptured};
-use crate::request::entry::{Common, Entry, Operation, Outgoing, Segments, SendState, Waiter};
+use crate::request::entry::{
+    Common, Entry, Late, Operation, Outgoing, Segments, SendState, Waiter,
+};
 use crate::request::table::{RequestKey, Table};
 
-const POST: &str = "post request";
+pub(super) const POST: &str = "post request";
 
 impl Engine {
     /// Retries `attempt` until there is room, if the context is set to wait.
     pub(crate) fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let first = attempt();
         match &first {
-            Err(e) if e.kind() == Kind::QueueFull && self.config.full == Full::Wait => {}
+            Err(e) if may_pass(e) => {
+                if e.kind() == Kind::QueueFull {
+                    self.lock().counts(e.rank()).retries += 1;
+                }
+                if self.config.full != Full::Wait {
+                    return first;
+                }
+            }
             _ => return first,
         }
         drop(first);
         self.wait_for_room(&mut attempt)
+    }
+
+    /// Calls `post`, which prepares several requests before it posts them. Calls of other threads
+    /// that find these requests wait until they are posted.
+    pub(crate) fn as_pair<T>(&self, post: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.lock().pairs.begin();
+        let posted = post();
+        self.lock().pairs.end();
+        posted
     }
 
     #[cold]
@@ -41,8 +61,17 @@ impl Engine {
             let deadline = self.host().now() + self.config.timeout.saturating_mul(2);
             let tried = self.wait(deadline, &mut || {
                 self.progress();
+                let before = self.lock().pairs.count;
                 let answer = attempt();
-                let full = matches!(&answer, Err(e) if e.kind() == Kind::QueueFull);
+                let full = match &answer {
+                    Err(e) if e.kind() == Kind::QueueFull => true,
+                    // The prepared request is of the application, unless there is a pair.
+                    Err(e) if may_pass(e) => {
+                        let pairs = &self.lock().pairs;
+                        pairs.of_others() || pairs.count != before
+                    }
+                    _ => false,
+                };
                 result = Some(answer);
                 !full
             });
@@ -97,25 +126,27 @@ impl Engine {
     pub fn post(&self, key: RequestKey) -> Result<()> {
         self.with_room(|| {
             let mut state = self.lock();
-            let posted = self.post_now(&mut state, key);
-            posted.map_err(|e| match state.requests.get(key) {
-                Some(entry) if entry.peer < self.size => e.of_peer(entry.peer),
-                _ => e,
-            })
+            self.post_known(&mut state, key)
+        })
+    }
+
+    /// Posts a prepared request; an error names its peer.
+    pub(super) fn post_known(&self, state: &mut State, key: RequestKey) -> Result<()> {
+        let posted = self.post_now(state, key);
+        posted.map_err(|e| match state.requests.get(key) {
+            Some(entry) if entry.peer < self.size => e.of_peer(entry.peer),
+            _ => e,
         })
     }
 
     fn post_now(&self, state: &mut State, key: RequestKey) -> Result<()> {
         let order = state.requests.next_order();
-        let entry = known(&mut state.requests, key)?;
-        if !entry.is_prepared() {
-            let what = match entry.status() {
-                Some(_) => "the request has already ended",
-                None => "the request was already posted",
-            };
-            return Err(Error::new(POST, Kind::Busy, what));
-        }
+        let entry = unposted(&mut state.requests, key)?;
         entry.order = order;
+        if entry.peer == NULL_RANK {
+            self.finish(state, key, Status::SUCCESS, 0);
+            return Ok(());
+        }
         let Entry { common, operation } = entry;
         let Operation::Send(send) = operation else {
             return self.post_recv(state, key);
@@ -127,6 +158,9 @@ impl Engine {
         }
         if let Some(stream) = common.poster.stream.clone() {
             return self.post_send(state, key, &stream);
+        }
+        if let (Some(pieces), Segments::One(staging)) = (&send.packed, &common.segments) {
+            pieces.gather(staging.memory(), 0)?;
         }
         read_length(common, send)?;
         send.state = SendState::Queued { announced: false };
@@ -146,8 +180,14 @@ impl Engine {
         let stream = &*lent;
         uncaptured(stream, POST)?;
         let mut list = List::<6>::new();
-        channel.lead_in(common.number, !common.large, &mut list)?;
+        list.lead_in(channel.lead_in(common.number, !common.large)?);
         list.put(common.puts.iter().flatten().copied());
+        let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
+        if let (Some(pieces), Segments::One(staging)) = (&send.packed, &common.segments) {
+            // What is posted behind the gathering then finds room.
+            stream.check_room(1 + lane.submissions(behind))?;
+            self.gather_on(stream, POST, pieces, staging.memory())?;
+        }
         let Some(late) = &send.late else {
             list.post(stream, Some(lane))?;
             let last = common.puts.iter().flatten().next_back();
@@ -155,34 +195,26 @@ impl Engine {
             send.state = last.map_or(done, |last| SendState::InFlight(*last));
             return Ok(());
         };
-        stream.check_room(lane.submissions(late.behind.len()))?;
-        let ready = channel.ready(common.number);
-        if common.large {
-            list.wait_for(ready, common.number, false);
+        let mut puts = List::<{ MOST_CHUNKS + 5 }>::new();
+        if late.complete {
+            // The receive is posted, so its slot is free.
+            puts.put(late.behind.iter().copied());
+            puts.post(stream, Some(lane))?;
+            let done = SendState::Done(Status::SUCCESS);
+            send.state = (late.behind.last()).map_or(done, |last| SendState::InFlight(*last));
+            return Ok(());
         }
-        let mut params = Stamp {
-            ready: if common.large { ready.addr().0 } else { 0 },
-            info: channel.place_addr(common.number),
-            stamp: channel.stamp_addr(common.number),
-            length: late.length.as_ref().map_or(0, |w| w.addr().0),
-            offset: late.offset.as_ref().map_or(0, |w| w.addr().0),
-            size: common.len,
-            source: common.segments.as_slice().first().map_or(0, |s| s.addr()),
-            result: result_addr,
-            error: self.error.addr().0,
-            stamp_control: 0,
-            chunk: MOST_BYTES,
-            chunks: 0,
-            seq: common.number as u32,
-            patch: [Patch::default(); MOST_CHUNKS],
-        };
+        stream.check_room(lane.submissions(behind))?;
+        if common.large {
+            list.wait_for(channel.ready(common.number), common.number, false);
+        }
+        let mut params = self.stamp_params(common, late, channel, result_addr);
         let found = [late.length.is_some(), late.offset.is_some()];
         let stamp = lane.patch(&late.behind, common.large, found, &mut params)?;
         list.post(stream, Some(lane))?;
         let rest = self.stamp(stream, &params).and_then(|()| {
-            let mut list = List::<{ MOST_CHUNKS + 2 }>::new();
-            list.put(late.behind.iter().copied());
-            list.post(stream, Some(lane))
+            puts.put(late.behind.iter().copied());
+            puts.post(stream, Some(lane))
         });
         if let Err(e) = rest {
             for put in late.behind.iter().rev() {
@@ -197,7 +229,34 @@ impl Engine {
         Ok(())
     }
 
-    fn stamp(&self, stream: &Stream, params: &Stamp<MOST_CHUNKS>) -> Result<()> {
+    /// The parameters of the kernel that completes a send, without its work requests.
+    pub(super) fn stamp_params(
+        &self,
+        common: &Common,
+        late: &Late,
+        channel: &SendChannel,
+        result: u64,
+    ) -> Stamp<MOST_CHUNKS> {
+        let ready = channel.ready(common.number);
+        Stamp {
+            ready: if common.large { ready.addr().0 } else { 0 },
+            info: channel.place_addr(common.number),
+            stamp: channel.stamp_addr(common.number),
+            length: late.length.as_ref().map_or(0, |w| w.addr().0),
+            offset: late.offset.as_ref().map_or(0, |w| w.addr().0),
+            size: common.len,
+            source: common.segments.as_slice().first().map_or(0, |s| s.addr()),
+            result,
+            error: self.error.addr().0,
+            stamp_control: 0,
+            chunk: MOST_BYTES,
+            chunks: 0,
+            seq: common.number as u32,
+            patch: [Patch::default(); MOST_CHUNKS],
+        }
+    }
+
+    pub(super) fn stamp(&self, stream: &Stream, params: &Stamp<MOST_CHUNKS>) -> Result<()> {
         let kernels = self.kernels(POST)?;
         // SAFETY: the words belong to the context, the channel and the caller. Their regions are
         // kept by the entry and the state until the request has ended. The work requests are
@@ -218,15 +277,33 @@ impl Engine {
         stream: &Stream,
     ) -> Result<()> {
         let mut list = List::<1>::new();
-        let flush = requests.get(key).is_some_and(|entry| {
-            let receive = entry.receive();
-            receive.is_some_and(|receive| receive.lands_in_device(entry))
-        });
+        let flush = requests.get(key).is_some_and(Entry::lands_in_device);
         list.wait(requests.result_word(key), 1, flush);
         stream.check_room(2)?;
         list.post(stream, None)?;
         note_waiter(requests, key, stream)
     }
+}
+
+/// Whether a call may succeed later: it found no room, or a prepared request, which may be of a
+/// pair that another thread posts.
+fn may_pass(e: &Error) -> bool {
+    let blocked = Kind::Gdsync(gdsync::Kind::OutOfOrder);
+    e.kind() == Kind::QueueFull || e.kind() == blocked
+}
+
+/// A request that is prepared and not posted.
+///
+/// # Errors
+/// `Busy` if it was posted.
+pub(super) fn unposted(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {
+    let entry = known(requests, key)?;
+    let what = match entry.status() {
+        None if entry.is_prepared() => return Ok(entry),
+        None => "the request was already posted",
+        Some(_) => "the request has already ended",
+    };
+    Err(Error::new(POST, Kind::Busy, what))
 }
 
 /// Reads the length and offset words of a CPU send.

@@ -11,6 +11,7 @@ use super::receive::ask_reached;
 use super::state::State;
 use crate::path::Put;
 use crate::request::entry::{Entry, Incoming, Operation, ReceiveState, SendState};
+use crate::request::one_sided::{SignalState, SignalWait, TransferState};
 use crate::request::table::RequestKey;
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
@@ -24,10 +25,12 @@ impl Engine {
         if self.config.progress == Progress::Manual {
             self.paths.progress();
         }
+        self.seen.collect();
         let now = self.host().now();
         let (mut done, keys) = {
             let mut state = self.lock();
             let mut done = self.receive_control(&mut state);
+            done |= self.advance_agreement(&mut state);
             done |= self.match_any(&mut state);
             done |= self.put_to_itself(&mut state);
             let mut keys = std::mem::take(&mut state.keys);
@@ -127,15 +130,31 @@ impl Engine {
                 }
                 ReceiveState::Done(_) => state.requests.forget(key),
             },
+            Operation::Transfer(transfer) => match transfer.state {
+                TransferState::InFlight(put) => self.advance_in_flight(state, key, put),
+                TransferState::Done(_) => state.requests.forget(key),
+            },
+            Operation::Signal(wait) => match wait.state {
+                SignalState::Done(_) => state.requests.forget(key),
+                _ => self.advance_signal(state, key),
+            },
+            Operation::Step(step) => match step.done {
+                Some(_) => state.requests.forget(key),
+                None => self.advance_step(state, key),
+            },
+            Operation::Collective(collection) => match collection.done {
+                Some(_) => state.requests.forget(key),
+                None => self.advance_collective(state, key),
+            },
         }
     }
 
-    /// Ends a send when its last put is done.
+    /// Ends a send or a transfer when its last put is done.
     fn advance_in_flight(&self, state: &mut State, key: RequestKey, put: Put) -> bool {
         let Some(entry) = state.requests.get(key) else {
             return false;
         };
-        let (rank, len) = (entry.peer, entry.len);
+        let (rank, len, flush) = (entry.peer, entry.len, entry.lands_in_device());
         let Some(peer) = state.peers.get_mut(rank) else {
             return false;
         };
@@ -154,6 +173,9 @@ impl Engine {
             None if status == Status::SUCCESS => (status, len),
             None => (reason.unwrap_or(status), 0),
         };
+        if flush {
+            self.gpu.flush_remote_writes();
+        }
         let fatal =
             status.is_error() && status != Status::TRUNCATED && status != Status::LOCAL_LENGTH;
         if fatal {
@@ -162,6 +184,72 @@ impl Engine {
         }
         self.finish(state, key, status, len);
         true
+    }
+
+    /// Ends a stream's wait for a signal when the stream has passed it. If the rank was given up and
+    /// the signal has not arrived, releases the stream first.
+    fn advance_signal(&self, state: &mut State, key: RequestKey) -> bool {
+        let Some(entry) = state.requests.get(key) else {
+            return false;
+        };
+        let (Some(wait), rank) = (entry.signal(), entry.peer) else {
+            return false;
+        };
+        if state.requests.result(key).is_some() {
+            let (status, len) = match wait.state {
+                SignalState::Released(status) => (status, 0),
+                _ => (Status::SUCCESS, entry.len),
+            };
+            self.finish(state, key, status, len);
+            return true;
+        }
+        let Some(status) = state.given_up(rank) else {
+            return false;
+        };
+        if wait.is_met() || self.holds_an_earlier_wait(state, entry, wait) {
+            return false;
+        }
+        let wait = wait.clone();
+        self.release_signal(state, &wait, status);
+        true
+    }
+
+    /// Releases the stream at a wait whose signal does not arrive. Other waits at the word that the
+    /// store meets end without their signals, too.
+    fn release_signal(&self, state: &mut State, wait: &SignalWait, status: Status) {
+        let before = wait.word.load();
+        let before = before.map_or(0, |now| state.released.signal(&wait.word, now));
+        let ended = state.requests.iter().filter(|(key, entry)| {
+            let ends = |other: &SignalWait| other.ends_with(wait, before);
+            entry.signal().is_some_and(ends) && state.requests.result(*key).is_none()
+        });
+        let ended: Vec<RequestKey> = ended.map(|(key, _)| key).collect();
+        if !ended.is_empty() {
+            // Stored before the streams continue.
+            self.set_error(status);
+        }
+        for key in ended {
+            if let Some(other) = state.requests.signal_mut(key) {
+                other.state = SignalState::Released(status);
+            }
+        }
+        state.released.note(&wait.word, before, wait.value);
+        if let Err(e) = wait.release() {
+            tracing::warn!(target: "mp", "a stream cannot be released: {e}");
+        }
+    }
+
+    /// Whether the store that releases `wait` would hold a stream that has not passed an earlier
+    /// wait at the word, and that has its signal or needs a release as well. Waits are released in
+    /// the order in which they were enqueued, because a later one may be behind an earlier one.
+    fn holds_an_earlier_wait(&self, state: &State, entry: &Entry, wait: &SignalWait) -> bool {
+        let earlier = state.requests.iter().filter(|(key, other)| {
+            other.order < entry.order && state.requests.result(*key).is_none()
+        });
+        let mut waits = earlier.filter_map(|(_, other)| Some((other.peer, other.signal()?)));
+        waits.any(|(rank, other)| {
+            other.is_held_by(wait) && (state.given_up(rank).is_some() || other.is_met())
+        })
     }
 
     fn advance_posted(&self, state: &mut State, key: RequestKey) -> bool {
@@ -173,7 +261,7 @@ impl Engine {
             if entry.receive().is_none_or(|receive| !receive.wanted) {
                 return !arrived(state, key) && self.end_with_peer(state, key);
             }
-            if !ask_reached(&mut state.requests, key, &stream) {
+            if !ask_reached(state, key, &stream) {
                 return false;
             }
         }
@@ -221,7 +309,7 @@ impl Engine {
                 continue;
             }
             if !lost && peer.channels.is_crowded(self.config.channels) {
-                let open = |entry: &&Entry| !entry.is_receive() && entry.status().is_none();
+                let open = |entry: &&Entry| entry.send().is_some() && entry.status().is_none();
                 let sends = state.requests.iter().map(|(_, entry)| entry).filter(open);
                 let sends = sends.filter(|entry| entry.peer == rank);
                 let busy: Vec<u32> = sends.map(|entry| entry.tag).collect();
@@ -240,12 +328,13 @@ impl Engine {
             }
         }
         self.watch(state, now);
+        self.watch_agreement(state, now);
         done
     }
 
     /// Removes ended requests, if there are many.
     #[inline]
-    pub(super) fn sweep_if_crowded(&self, state: &mut State) {
+    pub(crate) fn sweep_if_crowded(&self, state: &mut State) {
         if state.requests.is_crowded() {
             self.sweep(state);
         }

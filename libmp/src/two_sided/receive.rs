@@ -2,20 +2,20 @@
 //! sender: the address (`place`), then the ready word.
 
 use gdsync::Stream;
-use gdsync::gpu::{Event, WeakStream, Word64};
+use gdsync::gpu::WeakStream;
 
 use super::channel::{RecvChannel, WINDOW};
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::peer::Target;
 use super::post::lent;
-use super::send::total;
 use super::spec::{RecvOp, Source};
 use super::state::{State, closed, known};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Link, List, Put};
 use crate::request::entry::{Common, Entry, Incoming, Operation, Poster, ReceiveState};
-use crate::request::table::{RequestKey, Table};
+use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
 pub(super) const PREPARE: &str = "prepare receive";
@@ -28,12 +28,21 @@ impl Engine {
     #[inline]
     pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
         spec.on.check(&self.gpu, PREPARE)?;
-        let len = total(&self.paths, PREPARE, spec.segments)?;
+        let len = self.length(PREPARE, spec.segments, spec.packed)?;
+        if spec.from == Source::Rank(NULL_RANK) {
+            return self.null(spec.tag, || Operation::Receive(Incoming::default()), post);
+        }
         let large = len > self.config.eager_limit as u64;
-        let staging = match large && spec.segments.len() > 1 {
-            true => Some(self.stage(len as usize)?),
-            false => None,
+        let staging = match (spec.packed, large && spec.segments.len() > 1) {
+            (Some(pieces), _) => Some(self.stage_pieces(pieces)?),
+            (None, true) => Some(self.stage(len as usize)?),
+            (None, false) => None,
         };
+        let packed = match (spec.packed, &staging) {
+            (Some(_), Some(staging)) => Some([staging.slice(0, len as usize)?]),
+            _ => None,
+        };
+        let segments = packed.as_ref().map_or(spec.segments, |one| &one[..]);
         let make = || Common {
             poster: Poster {
                 lane: 0,
@@ -42,10 +51,11 @@ impl Engine {
             len,
             large,
             timeout: spec.timeout,
-            ..Common::new(ANYBODY, spec.tag, spec.segments)
+            ..Common::new(ANYBODY, spec.tag, segments)
         };
         let receive = || Incoming {
-            staging: staging.clone(),
+            staging: staging.clone().filter(|_| spec.packed.is_none()),
+            packed: spec.packed.cloned().map(Box::new),
             ..Incoming::default()
         };
         let started = match spec.from {
@@ -66,6 +76,7 @@ impl Engine {
                 })
                 .map_err(|e| e.of_peer(rank)),
         };
+        drop(packed);
         if let Some(staging) = staging
             && matches!(&started, Err(e) if e.kind() == Kind::QueueFull)
         {
@@ -134,6 +145,9 @@ impl Engine {
         // either; it may have left a message in the mailbox.
         let silent = !common.large || !here;
         if silent && post {
+            if let Some(stream) = &common.poster.stream {
+                receive.reached = state.reached.mark_receive(stream)?;
+            }
             common.order = state.requests.next_order();
             receive.state = ReceiveState::Posted;
         } else if common.poster.stream.is_some() && !silent {
@@ -150,27 +164,41 @@ impl Engine {
     pub(super) fn post_recv(&self, state: &mut State, key: RequestKey) -> Result<()> {
         let entry = known(&mut state.requests, key)?;
         if entry.peer == ANYBODY {
-            let stream = entry.poster.stream.clone();
-            let marked = match &stream {
-                Some(stream) => Some(set_mark(&*lent(stream)?, state.requests.mark_word(key))?),
+            let mark = match &entry.poster.stream {
+                Some(stream) => {
+                    let mark = state.reached.mark_on(stream)?;
+                    lent(stream)?;
+                    mark
+                }
                 None => None,
             };
             if let Some(receive) = state.requests.receive_mut(key) {
                 receive.state = ReceiveState::Unmatched;
-                receive.marked = marked;
+                receive.reached = mark;
             }
             state.matcher.add(key);
             self.match_any(state);
             return Ok(());
         }
-        let (rank, large) = (entry.peer, entry.large);
+        let (rank, large, poster) = (entry.peer, entry.large, entry.poster.stream.clone());
         if !large || state.given_up(rank).is_some() {
             // A message that a lost peer left is in the mailbox.
+            let mark = match &poster {
+                Some(stream) => state.reached.mark_receive(stream)?,
+                None => None,
+            };
             if let Some(receive) = state.requests.receive_mut(key) {
                 receive.state = ReceiveState::Posted;
+                receive.reached = mark;
             }
             return Ok(());
         }
+        let mark = match &poster {
+            Some(stream) if state.reached.marks_receives() => Some(state.reached.next(stream)?),
+            _ => None,
+        };
+        let reached = mark.map(|mark| state.reached.word(mark));
+        let reached = reached.map(|(word, count)| (word.clone(), count));
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
         check_ready_order(channel, link, number, common.poster.lane)
@@ -183,7 +211,10 @@ impl Engine {
         match &common.poster.stream {
             Some(stream) => {
                 let stream = &*lent(stream)?;
-                let mut list = List::<4>::new();
+                let mut list = List::<5>::new();
+                if let Some((word, count)) = &reached {
+                    list.store(word, *count);
+                }
                 if let Some(before) = before.filter(|_| !free) {
                     // A stream will take the previous message of the slot. Until it has, place and
                     // ready word in the sender's memory belong to the receive of that message.
@@ -208,6 +239,7 @@ impl Engine {
             }
         }
         receive.state = ReceiveState::Posted;
+        receive.reached = mark;
         Ok(())
     }
 }
@@ -259,30 +291,16 @@ pub(super) fn check_ready_order(
     Ok(())
 }
 
-/// Makes a stream store a mark when it reaches the position where a request was posted. The word
-/// belongs to the request until the returned event is done.
-pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
-    stream.check_room(2)?;
-    mark.store(0)?;
-    let mut list = List::<1>::new();
-    list.store(mark, 1);
-    list.post(stream, None)?;
-    Ok(stream.record()?)
-}
-
 /// Whether the stream that posted a receive has reached it. If no mark is enqueued yet, this
 /// enqueues one; a stream without handles has reached it when it has executed all its work.
-pub(super) fn ask_reached(requests: &mut Table, key: RequestKey, stream: &WeakStream) -> bool {
-    let mark = requests.mark_word(key).clone();
-    let Some(receive) = requests.receive_mut(key) else {
+pub(super) fn ask_reached(state: &mut State, key: RequestKey, stream: &WeakStream) -> bool {
+    let Some(receive) = state.requests.receive_mut(key) else {
         return false;
     };
-    if receive.marked.is_none()
-        && let Some(stream) = stream.lend()
-    {
+    if receive.reached.is_none() {
         // While the stream is full or captured, the mark is retried in the next rounds.
-        receive.marked = set_mark(&stream, &mark).ok();
+        receive.reached = state.reached.mark_on(stream).ok().flatten();
     }
-    let reached = receive.marked.is_some() && mark.load().unwrap_or(0) == 1;
+    let reached = receive.reached.is_some_and(|mark| state.reached.has(mark));
     reached || stream.has_ended()
 }

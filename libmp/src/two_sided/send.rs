@@ -4,14 +4,15 @@ use gdsync::{Status, Stream};
 
 use super::channel::SendChannel;
 use super::engine::Engine;
+use super::null::NULL_RANK;
 use super::peer::Target;
 use super::spec::{SendOp, SizeSource};
 use super::state::{State, closed};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
-use crate::region::Slice;
+use crate::path::{Batch, Lane, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
+use crate::region::{Slice, Strided};
 use crate::request::entry::{Common, Entry, Handle, Late, Operation, Outgoing, Poster, SendState};
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
@@ -55,7 +56,7 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
 
 /// Prepares an eager message: payload, then stamp. Returns the stamp.
 #[inline]
-fn plain<const N: usize>(
+pub(super) fn plain<const N: usize>(
     batch: &mut Batch<'_, N>,
     channel: &SendChannel,
     number: u64,
@@ -90,7 +91,7 @@ fn post_short(
     number: u64,
 ) -> Result<()> {
     let mut list = List::<5>::new();
-    channel.lead_in(number, true, &mut list)?;
+    list.lead_in(channel.lead_in(number, true)?);
     list.put(batch.all());
     list.post(stream, Some(batch.lane()))
 }
@@ -130,11 +131,15 @@ impl Engine {
     /// work requests.
     #[inline]
     pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
-        let len = total(&self.paths, PREPARE, spec.segments)?;
-        if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
-            let segments = spec.segments.len();
-            let what = format!("a send with a length word has {segments} segments; use one");
+        let len = self.length(PREPARE, spec.segments, spec.packed)?;
+        let count = spec.packed.map_or(spec.segments.len(), Strided::count);
+        if matches!(spec.size, SizeSource::Word { .. }) && count != 1 {
+            let what = format!("a send with a length word has {count} segments; use one");
             return Err(Error::new(PREPARE, Kind::Unsupported, what));
+        }
+        if spec.to == NULL_RANK {
+            spec.on.check(&self.gpu, PREPARE)?;
+            return self.null(spec.tag, || Operation::Send(Outgoing::default()), post);
         }
         let short = len <= self.config.eager_limit as u64;
         if !(post && short && matches!(spec.size, SizeSource::Segments)) {
@@ -142,6 +147,16 @@ impl Engine {
             // enqueued.
             spec.on.check(&self.gpu, PREPARE)?;
         }
+        if let Some(pieces) = spec.packed {
+            let staging = self.stage_pieces(pieces)?;
+            let segments = &[staging.slice(0, len as usize)?];
+            return self.number_and_post(&SendOp { segments, ..*spec }, len, post);
+        }
+        self.number_and_post(spec, len, post)
+    }
+
+    #[inline]
+    fn number_and_post(&self, spec: &SendOp<'_>, len: u64, post: bool) -> Result<RequestKey> {
         self.reopening(|| {
             let (state, lane) = self.ensure(spec.to, &spec.on, Target::Send(spec.tag))?;
             let number = |state: &mut State| self.number_send(state, spec, lane, len, post);
@@ -191,39 +206,12 @@ impl Engine {
             SizeSource::Word { len, offset } => Some(Late {
                 length: Some(len.clone()),
                 offset: offset.cloned(),
-                behind: Vec::new(),
+                ..Late::default()
             }),
         };
         state.requests.reserve(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
-        let mut late = late.map(Box::new);
-        let mut puts = [None; 3];
-        let mut progress = SendState::Prepared;
-        if let Some(stream) = stream {
-            let lane = peer.link.lane(lane).ok_or_else(closed)?;
-            if large || late.is_some() {
-                self.kernels(PREPARE)?;
-                channel.make_stamps(&self.paths)?;
-                let mut batch = Batch::new(lane);
-                let all = spec.segments;
-                puts[0] = stamped(&mut batch, channel, number, large, all, len)?;
-                let behind = batch.all().skip(usize::from(large));
-                late.get_or_insert_default().behind = behind.collect();
-            } else {
-                let mut batch = Batch::short(lane);
-                let stamp = plain(&mut batch, channel, number, spec.segments, len)?;
-                if post {
-                    if let Err(e) = post_short(stream, &mut batch, channel, number) {
-                        batch.undo();
-                        return Err(e);
-                    }
-                    progress = SendState::InFlight(stamp);
-                } else {
-                    puts = batch.first_three();
-                }
-            }
-        }
-        let common = Common {
+        let mut common = Common {
             number,
             poster: Poster {
                 lane,
@@ -231,19 +219,75 @@ impl Engine {
             },
             len,
             large,
-            puts,
             timeout: spec.timeout,
             order,
             ..Common::new(spec.to, spec.tag, spec.segments)
         };
-        let posted = progress != SendState::Prepared;
-        let operation = Operation::Send(Outgoing {
-            state: progress,
-            late,
-        });
+        let mut send = Outgoing {
+            state: SendState::Prepared,
+            late: late.map(Box::new),
+            packed: spec.packed.cloned().map(Box::new),
+        };
+        if let Some(stream) = stream {
+            let lane = peer.link.lane(lane).ok_or_else(closed)?;
+            // Pieces are gathered when the request is posted.
+            if post && !large && send.late.is_none() && send.packed.is_none() {
+                let mut batch = Batch::short(lane);
+                let stamp = plain(&mut batch, channel, number, spec.segments, len)?;
+                if let Err(e) = post_short(stream, &mut batch, channel, number) {
+                    batch.undo();
+                    return Err(e);
+                }
+                send.state = SendState::InFlight(stamp);
+            } else {
+                self.prepare_puts(lane, channel, &mut common, &mut send, post)?;
+            }
+        }
+        let posted = send.state != SendState::Prepared;
+        let operation = Operation::Send(send);
         channel.numbers.advance();
         let key = state.requests.put(Entry { common, operation });
         Ok((key, posted))
+    }
+
+    /// Prepares the puts of a send for its stream. `now`: it is posted at once. If its receive is
+    /// known to be posted then, its puts need no kernel and no announcement.
+    pub(super) fn prepare_puts(
+        &self,
+        lane: &mut Lane,
+        channel: &mut SendChannel,
+        common: &mut Common,
+        send: &mut Outgoing,
+        now: bool,
+    ) -> Result<()> {
+        let (number, len, large) = (common.number, common.len, common.large);
+        let segments = common.segments.as_slice();
+        let known = match now && large && send.late.is_none() {
+            true => channel.known_place(number, len),
+            false => None,
+        };
+        if let Some(place) = known {
+            let mut batch = Batch::new(lane);
+            direct(&mut batch, channel, number, segments, len, place)?;
+            let late = send.late.get_or_insert_default();
+            (late.complete, late.behind) = (true, batch.all().collect());
+            return Ok(());
+        }
+        if large || send.late.is_some() || send.packed.is_some() {
+            self.kernels(PREPARE)?;
+        }
+        if large || send.late.is_some() {
+            channel.make_stamps(&self.paths)?;
+            let mut batch = Batch::new(lane);
+            common.puts[0] = stamped(&mut batch, channel, number, large, segments, len)?;
+            let behind = batch.all().skip(usize::from(large));
+            send.late.get_or_insert_default().behind = behind.collect();
+        } else {
+            let mut batch = Batch::short(lane);
+            plain(&mut batch, channel, number, segments, len)?;
+            common.puts = batch.first_three();
+        }
+        Ok(())
     }
 
     /// Advances a CPU send as far as possible now. `true`: its state changed.
@@ -283,15 +327,14 @@ impl Engine {
             match channel.reply(number) {
                 None if announced => return Ok(false),
                 None => {
-                    let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
-                    batch.put_bytes(&announce, channel.pair(number)?)?;
+                    announce(&mut batch, channel, number, len)?;
                     batch.post()?;
                     send.state = SendState::Queued { announced: true };
                     return Ok(true);
                 }
                 Some((Some(WordKind::Ready), room)) if len <= room => {
-                    payload(&mut batch, segments, len, channel.place(number)?)?;
-                    put_stamp(&mut batch, channel, number, WordKind::Direct, len)?;
+                    let place = channel.place(number)?;
+                    direct(&mut batch, channel, number, segments, len, place)?;
                 }
                 Some((Some(WordKind::Ready), _)) => {
                     put_stamp(&mut batch, channel, number, WordKind::TooLong, len)?;
@@ -329,20 +372,54 @@ fn stamped(
     segments: &[Slice],
     len: u64,
 ) -> Result<Option<Put>> {
+    let announced = match large {
+        true => Some(announce(batch, channel, number, len)?),
+        false => None,
+    };
+    unstamped(batch, channel, number, segments, len)?;
+    Ok(announced)
+}
+
+/// Prepares the announcement of a large message.
+pub(super) fn announce(
+    batch: &mut Batch<'_>,
+    channel: &SendChannel,
+    number: u64,
+    len: u64,
+) -> Result<Put> {
+    let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
+    batch.put_bytes(&announce, channel.pair(number)?)
+}
+
+/// Prepares a large message whose receive is posted: payload to its `place`, then stamp.
+pub(super) fn direct(
+    batch: &mut Batch<'_>,
+    channel: &SendChannel,
+    number: u64,
+    segments: &[Slice],
+    len: u64,
+    place: Span,
+) -> Result<Put> {
+    payload(batch, segments, len, place)?;
+    put_stamp(batch, channel, number, WordKind::Direct, len)
+}
+
+/// Prepares payload and stamp of a message that a kernel completes.
+pub(super) fn unstamped(
+    batch: &mut Batch<'_>,
+    channel: &SendChannel,
+    number: u64,
+    segments: &[Slice],
+    len: u64,
+) -> Result<Put> {
     let pair = channel.pair(number)?;
-    let mut announced = None;
-    if large {
-        let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
-        announced = Some(batch.put_bytes(&announce, pair)?);
-    }
     // The kernel patches the destination of a large message.
     payload(batch, segments, len, channel.payload(number)?)?;
     let none = || {
         let what = "the channel has no memory for the words of this message";
         Error::new(PREPARE, Kind::System, what)
     };
-    batch.announce_from(channel.stamp(number).ok_or_else(none)?, pair)?;
-    Ok(announced)
+    batch.announce_from(channel.stamp(number).ok_or_else(none)?, pair)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! [`SendOp`] and [`RecvOp`]: all options of a send or a receive, as the application gives them.
 
+use std::ffi::CStr;
 use std::time::Duration;
 
 use gdsync::gpu::Word64;
@@ -8,7 +9,8 @@ use gdsync::{Gpu, Stream};
 
 use crate::error::{Error, Kind, Result};
 use crate::path::uncaptured;
-use crate::region::Slice;
+use crate::region::{Slice, Strided};
+use crate::trace::Facts;
 
 /// The side that executes a request: the CPU or a stream.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +26,15 @@ impl<'a> On<'a> {
         match self {
             On::Cpu => None,
             On::Stream(stream, _) => Some(stream),
+        }
+    }
+
+    /// The name of a call: by the CPU, or by a stream.
+    #[inline]
+    pub fn call(&self, cpu: &'static CStr, stream: &'static CStr) -> &'static CStr {
+        match self {
+            On::Cpu => cpu,
+            On::Stream(..) => stream,
         }
     }
 
@@ -113,23 +124,65 @@ pub struct SendOp<'a> {
     pub(crate) to: u32,
     pub(crate) tag: u32,
     pub(crate) segments: &'a [Slice],
+    /// Pieces that do not fit a list; then there are no segments.
+    pub(crate) packed: Option<&'a Strided>,
     pub(crate) size: SizeSource<'a>,
     pub(crate) on: On<'a>,
     pub(crate) timeout: Option<Duration>,
 }
 
+impl SendOp<'_> {
+    /// What observers of the call show.
+    pub(crate) fn facts(&self) -> Facts {
+        let bytes = self.segments.iter().map(|s| s.len() as u64).sum();
+        Facts {
+            peer: Some(self.to),
+            tag: Some(self.tag),
+            bytes: Some(self.packed.map_or(bytes, |pieces| pieces.len() as u64)),
+            stream: self.on.stream().map(Stream::id),
+        }
+    }
+}
+
+impl RecvOp<'_> {
+    /// What observers of the call show.
+    pub(crate) fn facts(&self) -> Facts {
+        let bytes = self.segments.iter().map(|s| s.len() as u64).sum();
+        let peer = match self.from {
+            Source::Rank(rank) => Some(rank),
+            Source::Any => None,
+        };
+        Facts {
+            peer,
+            tag: Some(self.tag),
+            bytes: Some(self.packed.map_or(bytes, |pieces| pieces.len() as u64)),
+            stream: self.on.stream().map(Stream::id),
+        }
+    }
+}
+
 impl<'a> SendOp<'a> {
-    /// A send of the bytes of `segments`, concatenated, to rank `to` under `tag`. At most 30
-    /// segments; 0 bytes to 16 GiB in one segment, to 1 GiB in several. The CPU posts the send
-    /// unless [`on`](SendOp::on) is called.
+    /// A send of the bytes of `segments`, concatenated, to rank `to`, or to
+    /// [`NULL_RANK`](crate::NULL_RANK), under `tag`. At most 30 segments; 0 bytes to 16 GiB in one
+    /// segment, to 1 GiB in several. The CPU posts the send unless [`on`](SendOp::on) is called.
     pub fn new(to: u32, tag: u32, segments: &'a [Slice]) -> SendOp<'a> {
         SendOp {
             to,
             tag,
             segments,
+            packed: None,
             size: SizeSource::Segments,
             on: On::Cpu,
             timeout: None,
+        }
+    }
+
+    /// A send of strided pieces, as one message of 0 bytes to 1 GiB, otherwise as
+    /// [`SendOp::new`].
+    pub fn strided(to: u32, tag: u32, data: &'a Strided) -> SendOp<'a> {
+        SendOp {
+            packed: data.is_long().then_some(data),
+            ..SendOp::new(to, tag, data.pieces())
         }
     }
 
@@ -165,11 +218,25 @@ impl<'a> SendOp<'a> {
     }
 }
 
+/// Rank, tag and the bytes of the message.
+impl<'a> From<(u32, u32, &'a Slice)> for SendOp<'a> {
+    fn from((to, tag, data): (u32, u32, &'a Slice)) -> SendOp<'a> {
+        SendOp::new(to, tag, std::slice::from_ref(data))
+    }
+}
+
+/// Rank, tag and the pieces of the message.
+impl<'a> From<(u32, u32, &'a Strided)> for SendOp<'a> {
+    fn from((to, tag, data): (u32, u32, &'a Strided)) -> SendOp<'a> {
+        SendOp::strided(to, tag, data)
+    }
+}
+
 /// The rank whose message a receive takes. A `u32` converts to [`Source::Rank`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
-    /// A message of this rank.
+    /// A message of this rank, or no message of [`NULL_RANK`](crate::NULL_RANK).
     Rank(u32),
     /// The first message under the tag that arrives and that no other receive matches, from any
     /// rank. The CPU matches it, in the background work: the receive depends on the CPU. Receives
@@ -191,6 +258,8 @@ pub struct RecvOp<'a> {
     pub(crate) from: Source,
     pub(crate) tag: u32,
     pub(crate) segments: &'a [Slice],
+    /// Pieces that do not fit a list; then there are no segments.
+    pub(crate) packed: Option<&'a Strided>,
     pub(crate) on: On<'a>,
     pub(crate) timeout: Option<Duration>,
 }
@@ -204,8 +273,18 @@ impl<'a> RecvOp<'a> {
             from: from.into(),
             tag,
             segments,
+            packed: None,
             on: On::Cpu,
             timeout: None,
+        }
+    }
+
+    /// A receive of a message into strided pieces, in their order, of 0 bytes to 1 GiB, otherwise as
+    /// [`RecvOp::new`].
+    pub fn strided(from: impl Into<Source>, tag: u32, into: &'a Strided) -> RecvOp<'a> {
+        RecvOp {
+            packed: into.is_long().then_some(into),
+            ..RecvOp::new(from, tag, into.pieces())
         }
     }
 
@@ -232,5 +311,19 @@ impl<'a> RecvOp<'a> {
     pub fn timeout(mut self, limit: Duration) -> RecvOp<'a> {
         self.timeout = Some(limit);
         self
+    }
+}
+
+/// Source, tag and the memory of the message.
+impl<'a, S: Into<Source>> From<(S, u32, &'a Slice)> for RecvOp<'a> {
+    fn from((from, tag, into): (S, u32, &'a Slice)) -> RecvOp<'a> {
+        RecvOp::new(from, tag, std::slice::from_ref(into))
+    }
+}
+
+/// Source, tag and the pieces of the message.
+impl<'a, S: Into<Source>> From<(S, u32, &'a Strided)> for RecvOp<'a> {
+    fn from((from, tag, into): (S, u32, &'a Strided)) -> RecvOp<'a> {
+        RecvOp::strided(from, tag, into)
     }
 }

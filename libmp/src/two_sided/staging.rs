@@ -205,6 +205,43 @@ mod tests {
         });
     }
 
+    /// Waits until the background work has ended all requests.
+    fn retire(ctx: &Context) {
+        let host = ctx.gpu().host();
+        let ended = host.wait_until(Some(host.now() + LIMIT), &mut || {
+            ctx.progress();
+            ctx.engine().lock().requests.iter().next().is_none()
+        });
+        assert!(ended);
+    }
+
+    #[test]
+    fn steady_state_of_strided_messages_allocates_no_staging_memory() {
+        ranks(|ctx| {
+            let peer = 1 - ctx.rank();
+            let stream = ctx.gpu().stream().unwrap();
+            let memory = ctx.alloc(MemoryKind::Device, 1 << 20).unwrap();
+            let pieces = |at| memory.strided(at, 16, 64, 5000).unwrap();
+            let (out, into) = (pieces(0), pieces(32));
+            let mut kept = Vec::new();
+            for round in 0..20 {
+                let (send, recv) = ((peer, 1, &out), (peer, 1, &into));
+                ctx.sendrecv_on(&stream, send, recv).unwrap();
+                ctx.synchronize(&stream, LIMIT).unwrap();
+                retire(&ctx);
+                ctx.sendrecv((peer, 2, &out), (peer, 2, &into), LIMIT)
+                    .unwrap();
+                retire(&ctx);
+                match round {
+                    0 => kept = idle(&ctx),
+                    _ => assert_eq!(idle(&ctx), kept, "round {round}"),
+                }
+            }
+            assert_eq!(kept.len(), 2);
+            Some(ctx)
+        });
+    }
+
     #[test]
     fn memory_that_a_lost_peer_may_write_is_not_reused() {
         static POSTED: Barrier = Barrier::new(2);
@@ -226,7 +263,7 @@ mod tests {
             }
             let e = recv.wait(LIMIT).unwrap_err();
             assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
-            assert_eq!(idle(&ctx), []);
+            assert!(idle(&ctx).is_empty());
             // The memory is dropped after the lock is released, here or in the background work.
             let host = ctx.gpu().host();
             let gone = || staging.upgrade().is_none();
@@ -244,7 +281,7 @@ mod tests {
             let posted: Vec<_> = (0..2)
                 .map(|_| ctx.irecvv(peer, 1, &into).unwrap())
                 .collect();
-            assert_eq!(idle(&ctx), []);
+            assert!(idle(&ctx).is_empty());
             let refused = || ctx.irecvv(peer, 1, &into).unwrap_err().kind();
             assert_eq!(refused(), Kind::QueueFull);
             let kept = idle(&ctx);

@@ -1,28 +1,40 @@
 //! [`State`]: all that a context's lock guards (peers, requests, lanes, the matcher, failures), how
 //! parts of it are looked up, and the [`Guard`] of the lock.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard, Weak};
+use std::thread::{self, ThreadId};
 
 use gds_step::Time;
 use gdsync::rdma::Doorbell;
-use gdsync::{Status, Stream};
+use gdsync::{Gpu, Status, Stream};
 
+use super::agree::Patience;
 use super::any::Matcher;
 use super::channel::{RecvChannel, SendChannel};
 use super::lanes::Lanes;
 use super::liveness::GonePoll;
 use super::outbox::Outbox;
 use super::peer::{Peer, Peers, Target};
+use super::post_all::Posts;
+use super::ready::ReadyMemory;
 use super::staging::Staging;
+use super::wait_all::Waits;
 use super::watch::Watch;
+use crate::agreement::Agreement;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Lane, Link};
+use crate::plan::Plan;
 use crate::region::Memory;
+use crate::request::collective::Team;
 use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
+use crate::request::one_sided::Released;
+use crate::request::reached::Reached;
 use crate::request::table::{RequestKey, Table};
+use crate::stats::Counts;
 
 /// Memory of ended requests, which is released without the lock.
 #[derive(Default)]
@@ -42,33 +54,118 @@ pub(crate) struct State {
     pub requests: Table,
     pub lanes: Lanes,
     pub matcher: Matcher,
+    pub reached: Reached,
     pub outbox: Outbox,
     pub trash: Trash,
     pub staging: Staging,
     /// A buffer that the rounds reuse.
     pub keys: Vec<RequestKey>,
+    /// The buffers of plans.
+    pub plan: Plan<'static>,
+    /// The buffers of posts of several requests.
+    pub posts: Posts,
+    /// The buffers of waits for several requests.
+    pub waits: Waits,
     pub watch: Watch,
     pub next_slow_round: Time,
     pub gone_poll: GonePoll,
+    /// Number of windows that were made with all ranks.
+    pub windows: u64,
+    /// A window of GPU memory was made: a signal in any window may follow puts to it, so that waits
+    /// for signals flush.
+    pub device_windows: bool,
+    pub released: Released,
+    /// The teams of collective calls, by number.
+    pub teams: BTreeMap<u64, Weak<Team>>,
+    /// Teams that failed: other ranks may write to their memory still.
+    pub failed_teams: Vec<Arc<Team>>,
+    pub ready: ReadyMemory,
+    /// Which ranks are lost, as far as the ranks have agreed.
+    pub agreement: Agreement,
+    pub patience: Patience,
     /// Failures that no call has returned.
     pub faults: Faults,
+    /// What belongs to no peer.
+    pub counts: Counts,
+    pub pairs: Pairs,
+}
+
+/// The calls in progress that prepare several requests before they post them: no other call can
+/// post on the same queue pair meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct Pairs {
+    /// The threads of the calls.
+    threads: Vec<ThreadId>,
+    /// Number of calls so far.
+    pub count: u64,
+}
+
+impl Pairs {
+    pub fn begin(&mut self) {
+        self.threads.push(thread::current().id());
+        self.count += 1;
+    }
+
+    pub fn end(&mut self) {
+        let own = self.threads.iter().position(is_current);
+        own.map(|at| self.threads.swap_remove(at));
+    }
+
+    /// Whether a call of another thread is in progress.
+    pub fn of_others(&self) -> bool {
+        !self.threads.iter().all(is_current)
+    }
+}
+
+fn is_current(id: &ThreadId) -> bool {
+    *id == thread::current().id()
 }
 
 impl State {
-    pub fn new(size: u32, doorbell: Doorbell) -> State {
+    pub fn new(gpu: &Gpu, (rank, size): (u32, u32), doorbell: Doorbell) -> State {
         State {
             peers: Peers::new(size),
             requests: Table::new(),
             lanes: Lanes::new(doorbell),
             matcher: Matcher::default(),
+            reached: Reached::new(gpu),
             outbox: Outbox::default(),
             trash: Trash::default(),
             staging: Staging::default(),
             keys: Vec::new(),
+            plan: Plan::default(),
+            posts: Posts::default(),
+            waits: Waits::default(),
             watch: Watch::default(),
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
+            windows: 0,
+            device_windows: false,
+            released: Released::default(),
+            teams: BTreeMap::new(),
+            failed_teams: Vec::new(),
+            ready: ReadyMemory::default(),
+            agreement: Agreement::new(rank, size),
+            patience: Patience::default(),
             faults: Faults::default(),
+            pairs: Pairs::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// The counters of `rank`; of no peer if it was not used.
+    #[inline]
+    pub fn counts(&mut self, rank: Option<u32>) -> &mut Counts {
+        let peer = rank.and_then(|rank| self.peers.get_mut(rank));
+        peer.map_or(&mut self.counts, |peer| &mut peer.counts)
+    }
+
+    /// Counts a wait for a request.
+    #[inline]
+    pub fn count_wait(&mut self, key: RequestKey) {
+        let rank = self.requests.get(key).map(|entry| entry.peer);
+        if let Some(peer) = rank.and_then(|rank| self.peers.get_mut(rank)) {
+            peer.counts.waits += 1;
         }
     }
 
@@ -105,13 +202,28 @@ impl State {
         )
     }
 
-    /// An open lane to `rank`, for a stream whose own `lane` cannot be opened: a lane of other
+    /// Lets the streams of `lane`, which cannot be opened, post to `rank` on an open lane of other
     /// streams with the same doorbell.
-    pub fn open_lane_like(&self, rank: u32, lane: u8, target: Target) -> Option<u8> {
-        let peer = self.peers.get(rank)?;
-        self.lanes
-            .like(lane)
-            .find(|other| peer.can_post(*other, target))
+    pub fn share_lane(&mut self, rank: u32, lane: u8, target: Target) -> Option<u8> {
+        let peer = self.peers.get_mut(rank)?;
+        let mut like = self.lanes.like(lane);
+        let shared = like.find(|other| peer.can_post(*other, target))?;
+        peer.stand_in[usize::from(lane)] = shared;
+        Some(shared)
+    }
+
+    /// The lane on which the streams of `lane` post to `rank`: another open one if theirs cannot be
+    /// used.
+    #[inline]
+    pub fn open_lane(&mut self, rank: u32, lane: u8, target: Target) -> u8 {
+        let Some(peer) = self.peers.get(rank) else {
+            return lane;
+        };
+        let own = peer.stand_in[usize::from(lane)];
+        match peer.can_post(own, target) {
+            true => own,
+            false => self.share_lane(rank, lane, target).unwrap_or(own),
+        }
     }
 
     /// Marks the failure of a request as returned by a call.
@@ -182,7 +294,7 @@ impl State {
 }
 
 #[cold]
-pub(super) fn closed(what: String, rank: u32) -> Error {
+pub(crate) fn closed(what: String, rank: u32) -> Error {
     Error::new("look up peer", Kind::Closed, what).with_rank(rank)
 }
 

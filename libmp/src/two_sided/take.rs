@@ -8,7 +8,7 @@ use super::engine::Engine;
 use super::state::State;
 use crate::error::Result;
 use crate::region::Slice;
-use crate::request::entry::{Common, Incoming};
+use crate::request::entry::{Common, Incoming, Segments};
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
@@ -31,7 +31,15 @@ impl Engine {
         if receive.lands_in_device(common) {
             self.gpu.flush_remote_writes();
         }
-        let (status, len) = match take_in(channel, common, receive, w) {
+        let taken = take_in(channel, common, receive, w).and_then(|(status, len)| {
+            if let (Status::SUCCESS, Some(pieces)) = (status, &receive.packed)
+                && let Segments::One(staging) = &common.segments
+            {
+                pieces.scatter(staging.memory(), 0, len)?;
+            }
+            Ok((status, len))
+        });
+        let (status, len) = match taken {
             Ok(end) => end,
             Err(e) => {
                 tracing::warn!(target: "mp", "rank {}: {e}", self.rank);

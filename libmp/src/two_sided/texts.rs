@@ -10,12 +10,16 @@ use super::any::unexpected;
 use super::config::Progress;
 use super::engine::Engine;
 use super::liveness::Life;
+use super::null::NULL_RANK;
 use super::peer::{Cause, Failure, Peer, Peers};
 use super::receive::ANYBODY;
 use super::state::State;
 use crate::error::{Error, Kind, time};
-use crate::request::entry::{Entry, Handle};
+use crate::request::collective::TeamFailure;
+use crate::request::entry::{Entry, Handle, Operation};
 use crate::request::fault::{Fault, Name, Why};
+use crate::request::one_sided::{Action, SignalWait};
+use crate::request::step::Lacking;
 
 /// The reason of a failed send whose message is too long.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
@@ -33,6 +37,12 @@ pub(super) enum Lack {
     Receive,
     /// The CPU of this rank, to send the message.
     Cpu,
+    /// The signal that a stream waits for.
+    Signal,
+    /// A word of a neighbour in an exchange.
+    Neighbour(Lacking),
+    /// A rank, to join a collective call.
+    Rank,
 }
 
 impl Entry {
@@ -40,6 +50,7 @@ impl Entry {
     pub(crate) fn name(&self) -> Name {
         Name {
             receive: self.is_receive(),
+            one_sided: self.action(),
             peer: (self.peer != ANYBODY).then_some(self.peer),
             tag: self.tag,
             number: self.number,
@@ -48,17 +59,70 @@ impl Entry {
     }
 }
 
+impl Name {
+    /// Sets what an error, whose text names the request, says of it to programs.
+    #[cold]
+    pub(crate) fn attribute(&self, error: Error) -> Error {
+        match (self.one_sided, self.peer) {
+            (Some(Action::Exchange), peer) => error.of_message(peer, self.tag, self.number),
+            (Some(_), Some(peer)) => error.with_rank(peer),
+            _ => error.of_message(self.peer, self.tag, self.number),
+        }
+    }
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Name {
             receive,
+            one_sided,
             peer,
             tag,
             number,
             size,
         } = self;
+        if let (Some(action), Some(peer)) = (one_sided, peer) {
+            match action {
+                Action::Put => write!(f, "put of {size} bytes at offset {number}")?,
+                Action::Get => write!(f, "get of {size} bytes at offset {number}")?,
+                Action::Signal => write!(f, "signal at offset {number}")?,
+                Action::FetchAdd => write!(f, "fetch-add at offset {number}")?,
+                Action::CompareSwap => write!(f, "compare-swap at offset {number}")?,
+                Action::Quiet => write!(f, "quiet")?,
+                Action::Exchange => {
+                    return write!(
+                        f,
+                        "exchange with the neighbour rank {peer}, tag {tag}, step {number}"
+                    );
+                }
+                Action::Collective(call) => {
+                    return write!(f, "{}, call {number} of its collectives", call.name());
+                }
+                Action::WaitSignal => {
+                    return write!(
+                        f,
+                        "wait for the signal of rank {peer} at offset {number} of this rank's \
+                         window"
+                    );
+                }
+                Action::WaitReady => return write!(f, "wait for the ready word of rank {peer}"),
+                Action::WaitWord => {
+                    return write!(
+                        f,
+                        "wait for the word that rank {peer} stores at offset {number} of this \
+                         rank's memory"
+                    );
+                }
+            }
+            return match *peer {
+                NULL_RANK => write!(f, " of the window of the null rank"),
+                peer => write!(f, " of the window of rank {peer}"),
+            };
+        }
         match (receive, peer) {
             (_, None) => write!(f, "receive from any rank, tag {tag}"),
+            (true, Some(NULL_RANK)) => write!(f, "receive from the null rank, tag {tag}"),
+            (false, Some(NULL_RANK)) => write!(f, "send to the null rank, tag {tag}"),
             (true, Some(peer)) => {
                 write!(f, "receive from rank {peer}, tag {tag}, message {number}")
             }
@@ -71,7 +135,7 @@ impl fmt::Display for Name {
 }
 
 /// Formats ranks as a list.
-pub(super) fn join(ranks: &[u32]) -> String {
+pub(crate) fn join(ranks: &[u32]) -> String {
     let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
     names.join(", ")
 }
@@ -83,6 +147,17 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
             Some(_) => Lack::Match,
             None => Lack::Message,
         });
+    }
+    if let Some(step) = entry.step() {
+        let (_, lacking) = step.lack()?;
+        return Some(Lack::Neighbour(lacking));
+    }
+    if entry.action().is_some() {
+        let open = entry.collective();
+        let open = open.filter(|open| open.team.absent(entry.number).next().is_some());
+        return open
+            .map(|_| Lack::Rank)
+            .or(entry.signal().map(|_| Lack::Signal));
     }
     let (number, channels) = (entry.number, &peers.get(entry.peer)?.channels);
     if entry.is_receive() {
@@ -124,6 +199,28 @@ impl Engine {
             }
             Some(Lack::Cpu) => {
                 return format!("the CPU of this rank has not sent the message{within}{manual}");
+            }
+            Some(Lack::Signal) => (
+                format!("no signal has arrived{within}"),
+                "; check that it stores to this offset a value that satisfies the condition"
+                    .to_owned(),
+            ),
+            Some(Lack::Neighbour(Lacking::Ready)) => (
+                format!("its ready word has not arrived{within}"),
+                "; check that it calls Neighbourhood::ready_on or ready in each step".to_owned(),
+            ),
+            Some(Lack::Neighbour(Lacking::Data)) => (
+                format!("its data has not arrived{within}"),
+                "; check that it calls Neighbourhood::send_on or send in each step".to_owned(),
+            ),
+            Some(Lack::Rank) => {
+                let number = entry.number;
+                let open = entry.collective().into_iter();
+                let absent: Vec<u32> = open.flat_map(|open| open.team.absent(number)).collect();
+                (
+                    format!("rank {} has not joined the call{within}", join(&absent)),
+                    "; check that all ranks make the same calls in the same order".to_owned(),
+                )
             }
             Some(Lack::Message) => (
                 format!("no message has arrived{within}"),
@@ -169,6 +266,10 @@ impl Engine {
     /// Describes what a stream waits for with a request, and what to check.
     pub(super) fn wait_text(&self, state: &State, entry: &Entry) -> Option<String> {
         let lack = lack(&state.peers, entry)?;
+        if entry.signal().is_some_and(SignalWait::is_met) {
+            // The stream has not reached the wait.
+            return None;
+        }
         let lacks = self.lacks(state, entry, Some(lack), "");
         Some(format!("{}: {lacks}", entry.name()))
     }
@@ -228,6 +329,10 @@ impl Engine {
         status: Status,
         len: u64,
     ) -> String {
+        if let Operation::Collective(collection) = &entry.operation {
+            let failure = collection.team.failure();
+            return failure.map_or_else(String::new, |failure| failure.text.clone());
+        }
         match status {
             Status::TRUNCATED if entry.handle == Handle::Void => {
                 format!(
@@ -276,17 +381,18 @@ impl Engine {
         operation: &'static str,
         fault: &Fault,
     ) -> Error {
-        let Name {
-            peer, tag, number, ..
-        } = fault.name;
+        let peer = fault.name.peer;
         let text = self.fault_text(state, fault);
         let failure = peer.and_then(|rank| state.peers.get(rank)?.failure());
         let kind = match (&fault.why, failure) {
             (Why::Own(_), _) if fault.status == Status::TRUNCATED => Kind::Truncated,
+            (Why::Own(_), _) if matches!(fault.name.one_sided, Some(Action::Collective(_))) => {
+                TeamFailure::kind_of_stream(fault.status)
+            }
             (Why::Own(_), _) => Kind::Failed(fault.status),
             (_, Some(failure)) => failure.kind(),
             (_, None) => Kind::PeerFailed(fault.status),
         };
-        Error::new(operation, kind, text).of_message(peer, tag, number)
+        fault.name.attribute(Error::new(operation, kind, text))
     }
 }

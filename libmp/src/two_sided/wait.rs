@@ -15,6 +15,7 @@ use crate::path::uncaptured;
 use crate::request::Done;
 use crate::request::entry::{Entry, Operation, ReceiveState};
 use crate::request::table::RequestKey;
+use crate::trace::Facts;
 
 pub(crate) const WAIT: &str = "wait for request";
 
@@ -36,6 +37,18 @@ impl Engine {
             }
         }
         self.advance(state, key);
+    }
+
+    /// What observers of a call about a request show.
+    pub fn facts(&self, key: RequestKey) -> Facts {
+        let state = self.lock();
+        let entry = state.requests.get(key);
+        entry.map_or_else(Facts::default, |entry| Facts {
+            peer: (!entry.is_unmatched()).then_some(entry.peer),
+            tag: Some(entry.tag),
+            bytes: Some(entry.len),
+            stream: entry.poster.stream.as_ref().map(|stream| stream.id()),
+        })
     }
 
     /// The result of one request. A failure with which it ended counts as returned.
@@ -80,7 +93,7 @@ impl Engine {
             (_, None) => {
                 let text = format!("{name}: the request was cancelled");
                 let error = Error::new(operation, Kind::Cancelled, text);
-                Err(error.of_message(name.peer, name.tag, name.number))
+                Err(name.attribute(error))
             }
         }
     }
@@ -89,7 +102,10 @@ impl Engine {
     /// returned.
     pub fn first_of(&self, requests: impl Iterator<Item = RequestKey>) -> Option<Error> {
         let mut state = self.lock();
-        let mut failed = requests.map(|key| self.answer(WAIT, &mut state, key));
+        let mut failed = requests.map(|key| {
+            state.count_wait(key);
+            self.answer(WAIT, &mut state, key)
+        });
         let first = failed.find_map(Result::err);
         failed.for_each(drop);
         first
@@ -122,12 +138,17 @@ impl Engine {
     /// Makes a stream wait for a request.
     pub fn wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
         uncaptured(stream, "wait on stream")?;
-        self.with_room(|| self.try_wait_on(key, stream))
+        let mut new = true;
+        self.with_room(|| self.try_wait_on(key, stream, std::mem::take(&mut new)))
     }
 
-    fn try_wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
+    /// `new`: the call was not tried before.
+    fn try_wait_on(&self, key: RequestKey, stream: &Stream, new: bool) -> Result<()> {
         const OPERATION: &str = "wait on stream";
         let mut state = self.lock();
+        if new {
+            state.count_wait(key);
+        }
         let known = state.requests.get(key);
         if known.is_some_and(|e| e.in_flight().is_some() && e.poster.stream.is_none()) {
             // It may have ended since the last check.
@@ -144,8 +165,9 @@ impl Engine {
         }
         let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
         match (&entry.operation, entry.in_flight()) {
-            (Operation::Send(_), Some(put)) if poster.is_some() => {
+            (_, Some(put)) if poster.is_some() => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);
+                let flush = entry.lands_in_device();
                 let peer = state.peers.get_mut(rank);
                 let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
@@ -154,7 +176,8 @@ impl Engine {
                 };
                 // The wait, and the event behind it that shows when the stream has passed.
                 stream.check_room(2)?;
-                lane.wait_on(stream, put).map_err(|e| e.of_peer(rank))?;
+                lane.wait_on(stream, put, flush)
+                    .map_err(|e| e.of_peer(rank))?;
                 match poster == Some(stream.id()) {
                     true => Ok(()),
                     false => note_waiter(&mut state.requests, key, stream),

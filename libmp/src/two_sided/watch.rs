@@ -13,6 +13,7 @@ use super::spec::Source;
 use super::state::State;
 use super::texts::lack;
 use crate::request::entry::{Entry, ReceiveState};
+use crate::request::one_sided::SignalWait;
 use crate::request::table::{RequestKey, Table};
 
 /// A stream that has waited for at least [`Builder::watchdog`](crate::Builder::watchdog), and the
@@ -113,7 +114,7 @@ impl Engine {
             }
             if waited >= limit {
                 self.time_out(state, key);
-            } else {
+            } else if !self.probe_team(state, key, since) {
                 self.probe(state, rank, since, now);
             }
         }
@@ -126,13 +127,20 @@ impl Engine {
         };
         if entry.is_unmatched() {
             state.matcher.remove(key);
+            state.counts.timeouts += 1;
             return self.finish(state, key, Status::TIMEOUT, 0);
         }
-        // Its message has arrived; no stream and no call waits for it yet.
-        if entry.is_receive() && arrived(state, key) {
+        // Its message or signal has arrived; no stream and no call waits for it yet.
+        let signal = entry.signal().is_some_and(SignalWait::is_met);
+        let step = entry.step().is_some_and(|step| step.lack().is_none());
+        if signal || step || entry.is_receive() && arrived(state, key) {
             return;
         }
-        let text = self.timeout_text(state, entry);
+        if entry.collective().is_some() {
+            return self.time_out_collective(state, key);
+        }
+        let (text, rank) = (self.timeout_text(state, entry), entry.peer);
+        state.counts(Some(rank)).timeouts += 1;
         self.give_up_for(state, key, Status::TIMEOUT, text);
     }
 
@@ -176,7 +184,11 @@ impl Engine {
 /// The streams that may wait at a request, with the positions of their waits: the stream that
 /// executes it, and those that wait for its result.
 fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
-    let sender = entry.in_flight().and(entry.poster.stream.as_ref());
+    let at_work = entry.in_flight().is_some()
+        || entry.signal().is_some()
+        || entry.step().is_some()
+        || entry.collective().is_some();
+    let sender = entry.poster.stream.as_ref().filter(|_| at_work);
     let sender = sender.map(|stream| stream.id());
     let waiters = match (entry.status(), sender) {
         (None, None) => &entry.waiters[..],

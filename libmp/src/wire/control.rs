@@ -4,12 +4,13 @@
 //! All numbers are little-endian. A message starts with a magic and the version of its format; a
 //! reader refuses another version, and its error names both versions.
 
+use super::agree::Note;
 use super::record::{self, Record};
 use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 7;
 
 /// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,27 @@ impl Shape {
         b.extend(self.eager.to_le_bytes());
         b.extend(self.start.to_le_bytes());
     }
+}
+
+/// One side of an exchange between two neighbours, as its rank names it to the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Neighbour {
+    /// The tag under which the rank sends to the reader.
+    pub send: u32,
+    /// The tag under which it receives.
+    pub receive: u32,
+    /// The bytes that it sends in a step.
+    pub sends: u64,
+    /// The bytes that it receives.
+    pub receives: u64,
+    /// The offset of its words for the reader: two ready words, two arrival words.
+    pub words: u64,
+    /// The memory of its words, one record for each path.
+    pub words_block: Vec<Record>,
+    /// The offsets of the bytes that it receives, in odd and in even steps.
+    pub landing: [u64; 2],
+    /// The memory of these bytes; none if it receives none.
+    pub landing_block: Vec<Record>,
 }
 
 /// A control message.
@@ -85,8 +107,12 @@ pub enum Control {
     Leaving,
     /// The answer to `Leaving`.
     Left,
-    /// The sender has given up the reader, or has dropped its context: it sends nothing else.
-    GivenUp,
+    /// The sender has given up the reader, or has dropped its context: it sends nothing else but
+    /// notes of agreements.
+    GivenUp {
+        /// It has dropped its context.
+        closed: bool,
+    },
     /// A request of the sender waits for the reader: asks whether the reader is alive.
     Ping,
     /// The answer to `Ping`.
@@ -100,6 +126,38 @@ pub enum Control {
         /// Its length.
         len: u64,
     },
+    /// The sender's memory of a window; also the record of a window that applications exchange.
+    Window {
+        /// The window's number in the order of [`Context::window`](crate::Context::window) calls; 0
+        /// in a record of an application.
+        number: u64,
+        /// The rank of the memory.
+        rank: u32,
+        /// The memory, one record for each path.
+        block: Vec<Record>,
+    },
+    /// The sender builds a neighbourhood of which the reader is a neighbour.
+    Neighbour(Box<Neighbour>),
+    /// The sender has not built the neighbourhood of its last `Neighbour` with these tags.
+    Withdrawn {
+        /// The tag under which the sender sends.
+        send: u32,
+        /// The tag under which it receives.
+        receive: u32,
+    },
+    /// A collective call has failed at the sender: the object cannot be used any more.
+    Broken {
+        /// The object's number, that of its window.
+        id: u64,
+        /// The call's number.
+        call: u64,
+        /// The rank that is the reason.
+        rank: u32,
+        /// How it failed.
+        status: u32,
+    },
+    /// How far the sender is in an agreement on lost ranks.
+    Agree(Note),
 }
 
 impl Control {
@@ -113,11 +171,16 @@ impl Control {
             Control::Truncated { .. } => (5, 0),
             Control::Retire { .. } => (6, 0),
             Control::Retired { gone, .. } => (7, u8::from(*gone)),
-            Control::GivenUp => (8, 0),
+            Control::GivenUp { closed } => (8, u8::from(*closed)),
             Control::Leaving => (9, 0),
             Control::Left => (10, 0),
             Control::Ping => (11, 0),
             Control::Pong => (12, 0),
+            Control::Window { .. } => (13, 0),
+            Control::Neighbour(_) => (14, 0),
+            Control::Withdrawn { .. } => (15, 0),
+            Control::Broken { .. } => (16, 0),
+            Control::Agree(_) => (17, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -142,6 +205,43 @@ impl Control {
                 b.extend(number.to_le_bytes());
                 b.extend(len.to_le_bytes());
             }
+            Control::Window {
+                number,
+                rank,
+                block,
+            } => {
+                b.extend(number.to_le_bytes());
+                b.extend(rank.to_le_bytes());
+                put(&mut b, block);
+            }
+            Control::Neighbour(side) => {
+                b.extend(side.send.to_le_bytes());
+                b.extend(side.receive.to_le_bytes());
+                for number in [side.sends, side.receives, side.words] {
+                    b.extend(number.to_le_bytes());
+                }
+                put(&mut b, &side.words_block);
+                side.landing
+                    .iter()
+                    .for_each(|at| b.extend(at.to_le_bytes()));
+                put(&mut b, &side.landing_block);
+            }
+            Control::Withdrawn { send, receive } => {
+                b.extend(send.to_le_bytes());
+                b.extend(receive.to_le_bytes());
+            }
+            Control::Broken {
+                id,
+                call,
+                rank,
+                status,
+            } => {
+                b.extend(id.to_le_bytes());
+                b.extend(call.to_le_bytes());
+                b.extend(rank.to_le_bytes());
+                b.extend(status.to_le_bytes());
+            }
+            Control::Agree(note) => note.encode(&mut b),
             _ => {}
         }
         b
@@ -166,7 +266,7 @@ impl Control {
             )));
         }
         let [kind, small] = r.take()?;
-        if small != 0 && !matches!(kind, 1 | 2 | 7) || small > 1 && kind == 7 {
+        if small != 0 && !matches!(kind, 1 | 2 | 7 | 8) || small > 1 && matches!(kind, 7 | 8) {
             let what =
                 format!("the fourth field of a control message of kind {kind} cannot be {small}");
             return Err(malformed(what));
@@ -200,11 +300,41 @@ impl Control {
                 tag: r.u32()?,
                 gone: small == 1,
             },
-            8 => Control::GivenUp,
+            8 => Control::GivenUp { closed: small == 1 },
             9 => Control::Leaving,
             10 => Control::Left,
             11 => Control::Ping,
             12 => Control::Pong,
+            13 => Control::Window {
+                number: r.u64()?,
+                rank: r.u32()?,
+                block: r.records()?,
+            },
+            14 => Control::Neighbour(Box::new(Neighbour {
+                send: r.u32()?,
+                receive: r.u32()?,
+                sends: r.u64()?,
+                receives: r.u64()?,
+                words: r.u64()?,
+                words_block: r.records()?,
+                landing: [r.u64()?, r.u64()?],
+                landing_block: r.records()?,
+            })),
+            15 => Control::Withdrawn {
+                send: r.u32()?,
+                receive: r.u32()?,
+            },
+            16 => Control::Broken {
+                id: r.u64()?,
+                call: r.u64()?,
+                rank: r.u32()?,
+                status: r.u32()?,
+            },
+            17 => {
+                let (note, rest) = Note::decode(r.0)?;
+                r.0 = rest;
+                Control::Agree(note)
+            }
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
                 return Err(malformed(what));
@@ -280,6 +410,7 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::agree::{Ranks, Stage};
     use super::*;
 
     #[test]
@@ -315,11 +446,49 @@ mod tests {
             },
             Control::Retire { tag: 1, next: 2 },
             Control::Retired { tag: 1, gone: true },
-            Control::GivenUp,
+            Control::GivenUp { closed: false },
+            Control::GivenUp { closed: true },
             Control::Leaving,
             Control::Left,
             Control::Ping,
             Control::Pong,
+            Control::Window {
+                number: 1 << 40,
+                rank: 3,
+                block: vec![Record::new(record::LOCAL, &[1; 20])],
+            },
+            Control::Neighbour(Box::new(Neighbour {
+                send: 1,
+                receive: u32::MAX,
+                sends: 1 << 30,
+                receives: 3,
+                words: 4,
+                words_block: vec![Record::new(record::NIC, &[5; 48])],
+                landing: [6, 7],
+                landing_block: vec![Record::new(record::NIC, &[8; 48])],
+            })),
+            Control::Withdrawn {
+                send: 1,
+                receive: 2,
+            },
+            Control::Broken {
+                id: 1,
+                call: 1 << 40,
+                rank: 2,
+                status: 3,
+            },
+            Control::Agree(Note {
+                number: 3,
+                stage: Stage::Complete,
+                value: 1 << 50,
+                lost: [0, 7, 8, 1000].into_iter().collect(),
+            }),
+            Control::Agree(Note {
+                number: 0,
+                stage: Stage::Decided,
+                value: 0,
+                lost: Ranks::default(),
+            }),
         ];
         for message in all {
             let bytes = message.encode();

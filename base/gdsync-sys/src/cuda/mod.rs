@@ -172,6 +172,8 @@ crate::dl_api! {
             fn cuEventDestroy_v2(event: CUevent) -> CudaResult;
             /// Records an event on a stream.
             fn cuEventRecord(event: CUevent, stream: CUstream) -> CudaResult;
+            /// The time between two events with timing that have completed, in milliseconds.
+            fn cuEventElapsedTime(ms: *mut f32, start: CUevent, end: CUevent) -> CudaResult;
             /// Returns success if the event completed, else `NOT_READY`.
             fn cuEventQuery(event: CUevent) -> CudaResult;
 

@@ -218,6 +218,12 @@ impl Env for Live {
         since(self.start)
     }
 
+    fn epoch(&self) -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32);
+        now.saturating_sub(self.start.elapsed())
+    }
+
     fn wait_until(&self, deadline: Option<Time>, condition: &mut dyn FnMut() -> bool) -> bool {
         debug_assert!(!worker::inside_a_step(), "wait_until from inside a step");
         let deadline = deadline.unwrap_or(Time::NEVER);

@@ -48,7 +48,7 @@ const AXES: [Axis; 20] = [
     ("lowering", &["memops", "kernel"]),
     ("connect", &["lazy", "up front"]),
     ("progress", &["background", "manual"]),
-    ("posts", &["at once", "prepared"]),
+    ("posts", &["at once", "prepared", "bound late"]),
 ];
 
 /// The setting of a cell on an axis.
@@ -160,7 +160,8 @@ impl Setup {
             one_way: false,
             up_front: is("connect", "up front"),
             manual: is("progress", "manual"),
-            prepared: is("posts", "prepared"),
+            prepared: !is("posts", "at once"),
+            late: is("posts", "bound late"),
             // A rank that receives from any rank meets the others after each round.
             lag: if wild > 0 {
                 0

@@ -1,5 +1,6 @@
 //! A rank is killed, or stopped, in the middle of exchanges with two others. Their requests fail
-//! with an error that names the rank, their streams pass, and they continue with each other. Ranks
+//! with an error that names the rank, their streams pass, and they agree that it is lost and
+//! continue with each other. Ranks
 //! are processes: the bootstrap's connections report a killed rank, and nothing reports a stopped
 //! one.
 
@@ -104,6 +105,10 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     finish(&pairs[0].stream, "the stream of the one that died")?;
     ensure(ctx.error().is_some(), || "no error word".to_owned())?;
     ensure(ctx.stuck().is_empty(), || format!("{:?}", ctx.stuck()))?;
+    let agreed = ctx.agree(rank.into(), time_limit())?;
+    ensure((&agreed.lost[..], agreed.value) == (&[VICTIM], 2), || {
+        format!("{agreed:?}")
+    })?;
     let friends = Pair::all(&ctx, others.filter(|other| *other != VICTIM), AFTER)?;
     for batch in 0..8 {
         exchange(&friends, batch)?;

@@ -4,18 +4,23 @@
 //!
 //! `cells` lists the settings and their valid combinations. `run` runs the ranks of a cell as
 //! threads of this process, `processes` as processes that `launch` starts. In `lost` one rank dies
-//! or stops, and the others continue.
+//! or stops, and the others continue. `windows` has the one-sided operations,
+//! `collectives` the calls of all ranks, `words` the waits for words.
 
 mod cells;
+mod collectives;
 mod launch;
 pub(super) mod lost;
 pub(super) mod processes;
 mod run;
+mod windows;
+mod words;
 
 use std::time::Instant;
 
 use clap::{Parser, value_parser};
 use gdsync::Gpu;
+use gdsync::gpu::MemoryKind;
 use libtest_mimic::Arguments;
 
 use super::cover::Cell;
@@ -107,6 +112,23 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
         shared: runtime == Runtime::Cuda,
     };
     if choice.cell.is_none() {
+        for kind in [MemoryKind::Pinned, MemoryKind::Device] {
+            for len in [4, 8] {
+                suite.add(
+                    runtime,
+                    format!("words: {kind:?}, {len} bytes"),
+                    move || words::words(runtime, kind, len),
+                );
+            }
+            for (by, by_stream) in [("the CPU", false), ("a stream", true)] {
+                suite.add(runtime, format!("windows: {kind:?}, by {by}"), move || {
+                    windows::windows(runtime, gpus, kind, by_stream)
+                });
+            }
+            suite.add(runtime, format!("collectives: {kind:?}"), move || {
+                collectives::collectives(runtime, gpus, kind)
+            });
+        }
         for (what, failure) in [("killed", Failure::Killed), ("stopped", Failure::Stopped)] {
             suite.add(runtime, format!("processes: a rank is {what}"), move || {
                 lost::lost(runtime, gpus, failure)

@@ -21,6 +21,41 @@ fn cancel(request: &Request) -> Verdict {
     })
 }
 
+/// A request that is posted.
+trait Part {
+    fn too_long(&self) -> bool;
+    fn by(&self) -> By;
+    fn request(&mut self) -> &mut Option<Request>;
+}
+
+impl Part for Taken {
+    fn too_long(&self) -> bool {
+        self.too_long
+    }
+
+    fn by(&self) -> By {
+        self.handling.posts
+    }
+
+    fn request(&mut self) -> &mut Option<Request> {
+        &mut self.request
+    }
+}
+
+impl Part for Sent {
+    fn too_long(&self) -> bool {
+        self.too_long
+    }
+
+    fn by(&self) -> By {
+        self.handling.posts
+    }
+
+    fn request(&mut self) -> &mut Option<Request> {
+        &mut self.request
+    }
+}
+
 impl Player<'_> {
     /// Posts the receives of these messages on some lines.
     pub(super) fn post_receives(
@@ -31,31 +66,53 @@ impl Player<'_> {
         let lines = self.lines.iter().enumerate().filter(|(_, line)| on(line));
         let range = |width: usize| messages.start * width..messages.end * width;
         let due = lines.map(|(i, line)| (i, range(line.width))).collect();
-        self.post_all(due, Player::receive, |taken| {
-            (taken.too_long, taken.request.as_ref())
-        })
+        self.post_all(due, Player::receive)
     }
 
     /// Prepares requests of lines or channels in a drawn order, and posts a few at a time.
-    fn post_all<T>(
+    fn post_all<T: Part>(
         &mut self,
         mut due: Vec<(usize, Range<usize>)>,
         prepare: fn(&Self, usize, usize) -> Verdict<T>,
-        parts: fn(&T) -> (bool, Option<&Request>),
     ) -> Verdict<Vec<T>> {
         let (mut all, mut open) = (Vec::new(), 0);
         while let Some((which, k)) = self.draw(&mut due) {
             let one = prepare(self, which, k)?;
-            self.truncated |= parts(&one).0;
+            self.truncated |= one.too_long();
             all.push(one);
             if all.len() - open == BATCH || due.is_empty() {
-                let requests = all[open..].iter().filter_map(|one| parts(one).1);
-                let mut requests = requests.filter(|_| self.setup.prepared);
-                requests.try_for_each(|request| request.post())?;
+                if self.setup.prepared {
+                    self.post_batch(&mut all[open..])?;
+                }
                 open = all.len();
             }
         }
         Ok(all)
+    }
+
+    /// Posts prepared requests in their order: one by one, or at once those that follow each other
+    /// on a stream.
+    fn post_batch<T: Part>(&self, batch: &mut [T]) -> Verdict {
+        let late = |one: &T| one.by().stream().filter(|_| self.setup.late);
+        for run in batch.chunk_by_mut(|one, next| late(one).is_some() && late(one) == late(next)) {
+            let mut slots: Vec<_> = run
+                .iter_mut()
+                .filter_map(|one| one.request().is_some().then_some(one))
+                .collect();
+            let stream = slots.first().and_then(|one| late(one));
+            let requests: Vec<_> = slots
+                .iter_mut()
+                .filter_map(|one| one.request().take())
+                .collect();
+            match stream {
+                Some(stream) => self.ctx.post_all_on(&self.streams[stream], &requests)?,
+                None => requests.iter().try_for_each(Request::post)?,
+            }
+            for (slot, request) in slots.into_iter().zip(requests) {
+                *slot.request() = Some(request);
+            }
+        }
+        Ok(())
     }
 
     /// The next request of a drawn line or channel.
@@ -107,6 +164,8 @@ impl Player<'_> {
         let recv = RecvOp::new(source, tag(number), &segments);
         let recv = match handling.posts {
             By::Cpu => recv,
+            // On the same lane, no request is prepared that is not posted.
+            By::Stream(_) | By::CpuThread(_) if setup.prepared && setup.late => recv,
             By::Stream(stream) => recv.on(&self.streams[stream]),
             By::CpuThread(stream) => recv.by_cpu_thread(&self.streams[stream]),
         };
@@ -133,9 +192,7 @@ impl Player<'_> {
         let messages = self.numbers(round);
         let channels = 0..self.channels.len();
         let due = channels.map(|channel| (channel, messages.clone()));
-        let posted = self.post_all(due.collect(), Player::send, |sent: &Sent| {
-            (sent.too_long, sent.request.as_ref())
-        })?;
+        let posted = self.post_all(due.collect(), Player::send)?;
         self.sent.push(posted);
         Ok(())
     }
@@ -143,6 +200,7 @@ impl Player<'_> {
     fn by<'s>(&'s self, posts: By, send: SendOp<'s>) -> SendOp<'s> {
         match posts {
             By::Cpu => send,
+            By::Stream(_) | By::CpuThread(_) if self.setup.prepared && self.setup.late => send,
             By::Stream(stream) => send.on(&self.streams[stream]),
             By::CpuThread(stream) => send.by_cpu_thread(&self.streams[stream]),
         }

@@ -32,6 +32,8 @@ pub struct Settings {
     pub connect: Connect,
     /// Time limit of waits for a peer.
     pub timeout: Duration,
+    /// Blocks of a send queue.
+    pub send_blocks: u32,
 }
 
 impl Settings {
@@ -49,6 +51,7 @@ impl Settings {
                 _ => Connect::Lazy,
             },
             timeout: LIMIT / 2,
+            send_blocks: 32,
         }
     }
 }
@@ -60,7 +63,6 @@ fn queues(rng: &mut Rng) -> QpConfig {
         _ => MemoryKind::Pinned,
     };
     QpConfig::default()
-        .send_blocks(32)
         .recv_entries(4)
         .recv_sges(1)
         .ring_memory(device(4))
@@ -80,6 +82,9 @@ struct Launcher {
     rank: Arc<dyn Bootstrap>,
     /// A bit for each lost rank. Relaxed: the world has one thread.
     gone: Arc<AtomicU64>,
+    /// By rank: the number of control messages that it still sends before it dies. Relaxed: as
+    /// above.
+    left: Arc<[AtomicU64]>,
 }
 
 impl Bootstrap for Launcher {
@@ -96,6 +101,13 @@ impl Bootstrap for Launcher {
     }
 
     fn send(&self, to: u32, topic: u64, message: &[u8]) -> mp::Result<()> {
+        let left = &self.left[self.rank() as usize];
+        match left.load(Ordering::Relaxed) {
+            // A dead process sends nothing.
+            0 => return Ok(()),
+            u64::MAX => {}
+            count => left.store(count - 1, Ordering::Relaxed),
+        }
         self.rank.send(to, topic, message)
     }
 
@@ -146,6 +158,7 @@ pub struct Job {
     seed: u64,
     ranks: Arc<[Arc<dyn Bootstrap>]>,
     gone: Arc<AtomicU64>,
+    left: Arc<[AtomicU64]>,
     /// The faults of the wire.
     faults: Faults,
 }
@@ -166,6 +179,7 @@ impl Job {
             seed,
             ranks: Local::ranks_of(seed, ranks).into(),
             gone: Arc::default(),
+            left: (0..ranks).map(|_| AtomicU64::new(u64::MAX)).collect(),
             faults: Faults::default(),
         }
     }
@@ -201,9 +215,10 @@ impl Job {
         let launcher = Launcher {
             rank: Arc::clone(&self.ranks[rank.me]),
             gone: Arc::clone(&self.gone),
+            left: Arc::clone(&self.left),
         };
         let settings = &self.settings;
-        let queues = queues(&mut rng);
+        let queues = queues(&mut rng).send_blocks(settings.send_blocks);
         Builder::default()
             .bootstrap(Arc::new(launcher))
             .gpu(&devices.gpu)
@@ -225,6 +240,18 @@ impl Job {
         let devices = self.open(rank);
         let ctx = self.context(rank, &devices, "mp").expect("a context");
         Member { devices, ctx }
+    }
+
+    /// Makes a rank die after it has sent this many control messages. The caller stops its process.
+    pub fn die_after(&self, rank: usize, messages: u64) {
+        self.left[rank].store(messages, Ordering::Relaxed);
+    }
+
+    /// The ranks that have died in this way.
+    pub fn dead(&self) -> Vec<u32> {
+        let ranks = (0..).zip(&*self.left);
+        let dead = ranks.filter(|(_, left)| left.load(Ordering::Relaxed) == 0);
+        dead.map(|(rank, _)| rank).collect()
     }
 
     /// Reports to all ranks that a rank is lost.

@@ -2,15 +2,25 @@
 //! schedules, with weak memory, and with ranks that are lost in the middle.
 //!
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
-//! that is lost; [`talk`] random programs of messages of every kind;
-//! [`survivors`] ranks that continue to exchange messages when one of them is lost. [`offload`]
-//! shows that messages progress while the rank that enqueued them sleeps, [`late`] that ready words
-//! which two queue pairs write keep their order. `job` is the common base.
+//! that is lost; [`halo3d`] and [`particles`] are these examples, both ways; [`talk`] random
+//! programs of messages of every kind, [`windows`] of one-sided operations, [`neighbours`] of
+//! exchanges with neighbours, [`collectives`] of calls of all ranks; [`survivors`] ranks that
+//! continue to exchange messages when one of them is lost, [`agree`] ranks that agree on the lost
+//! ones, while they die.
+//! [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`] that
+//! ready words which two queue pairs write keep their order. `job` is the common base.
 
+pub mod agree;
+pub mod collectives;
+mod death;
 pub mod halo;
+pub mod halo3d;
 mod job;
 pub mod late;
 pub mod loss;
+pub mod neighbours;
 pub mod offload;
+pub mod particles;
 pub mod survivors;
 pub mod talk;
+pub mod windows;

@@ -144,5 +144,6 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         },
         hazards: true,
         seed: rng.u64(..),
+        late: rng.bool(),
     }
 }

@@ -180,6 +180,10 @@ impl Lane {
             }
             Op::FlushRemote => self.pass(true, cx),
             Op::Record => self.finish(),
+            Op::Stamp(stamp) => {
+                stamp.set(cx.now);
+                self.finish();
+            }
             Op::Copy { .. } | Op::Fill { .. } => self.current = Current::Moving(op),
             Op::Launch(launch) => {
                 self.shared.set_kernel(launch.kernel.name());

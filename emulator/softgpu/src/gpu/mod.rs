@@ -303,6 +303,11 @@ impl Gpu {
         &*self.0.env
     }
 
+    /// The driver, as the clock of stamps.
+    pub(crate) fn clock(&self) -> &Arc<dyn Env> {
+        &self.0.env
+    }
+
     /// The GPU's name.
     pub fn name(&self) -> &str {
         &self.0.core.name

@@ -11,7 +11,7 @@ use crate::event::{Event, Mark};
 use crate::op::{DATA, Op, Target, Wait};
 use crate::queue::{Line, Producer, Ring, Submission};
 use crate::table::Cache;
-use crate::{Cond, DevAddr, Dims, Error, Kernel, MemOp, Object};
+use crate::{Cond, DevAddr, Dims, Error, Kernel, MemOp, Object, Stamp};
 
 /// A queue of operations that the GPU runs in order. Clones share it. After the last clone is
 /// dropped, enqueued operations still run.
@@ -328,6 +328,24 @@ impl Stream {
         let ring = Arc::clone(&self.0.shared.ring);
         event.set(Mark { ring, upto });
         Ok(())
+    }
+
+    /// Enqueues a stamp, which notes the time at which the stream reaches it; `None` if the stream
+    /// is more than half full, so that stamps do not take the room of the caller's work.
+    ///
+    /// # Errors
+    /// As for [`submit`](Self::submit).
+    pub fn stamp(&self) -> Result<Option<Stamp>, Error> {
+        let core = self.0.gpu.core();
+        if self.pending() > core.stream_bound / 2 {
+            return Ok(None);
+        }
+        let stamp = Stamp::new(self.0.gpu.clock());
+        self.enqueue(1, |submission, _| {
+            submission.push(Op::Stamp(stamp.clone()));
+            Ok(())
+        })?;
+        Ok(Some(stamp))
     }
 
     /// Makes the stream wait until the position that `event` marks now is reached, in whichever

@@ -21,20 +21,25 @@ mod stream;
 mod stream_pool;
 mod submit;
 
+use std::any::Any;
 use std::ffi::CStr;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use gds_step::{Host, MachineId};
+use gds_step::{Host, MachineId, Mutex, Time};
+use gdsync_sys::cuda::consts;
 
-use super::runtime::{Allocation, Ends, ModuleHandle, Opener, Owner, Runtime, StreamHandle};
+use super::runtime::{
+    Allocation, Ends, EventHandle, ModuleHandle, Opener, Owner, Runtime, StreamHandle,
+};
 use super::{Gpu, KernelImage, MemoryKind, SharedMemory, WaitLimits};
 use crate::error::{Error, Kind, Result};
 use crate::memop::{Caps, DevicePtr};
 
 use context::Context;
 use module::Module;
-use stream::CudaStream;
+use stream::{CudaEvent, CudaStream};
 
 pub use probe::{cuda_caps, cuda_refusal, driver_too_old, wait_limits};
 
@@ -56,6 +61,8 @@ pub(crate) struct CudaRuntime {
     caps: Caps,
     identity: u64,
     limits: WaitLimits,
+    /// An event with timing, and the host's time when its stream had passed it.
+    clock: Mutex<Option<(CudaEvent, Time)>>,
     /// Whether the device accesses registered host memory at the host's addresses.
     same_address: bool,
 }
@@ -167,6 +174,30 @@ impl Runtime for CudaRuntime {
     fn ends(&self) -> Ends {
         let ends = self.context.deferred.ends();
         Ends(Box::new(move || ends.iter().all(|end| end.is_reached())))
+    }
+
+    /// A stream of the library passes an event, while the CPU polls the event.
+    fn start_clock(&self) -> Result<()> {
+        const MOST: Duration = Duration::from_secs(1);
+        let stream = CudaStream::new(&self.context, &|| false)?;
+        let event = stream.event_with(consts::CU_EVENT_DEFAULT);
+        let started = event.and_then(|event| {
+            let start = self.host.now();
+            while !event.is_done()? && self.host.now() - start < MOST {
+                std::hint::spin_loop();
+            }
+            Ok((event, self.host.now()))
+        });
+        stream.leave();
+        *self.clock.lock() = Some(started?);
+        Ok(())
+    }
+
+    fn passed_at(&self, event: &dyn EventHandle) -> Option<Time> {
+        let event: &CudaEvent = (event as &dyn Any).downcast_ref()?;
+        let clock = self.clock.lock();
+        let (start, time) = clock.as_ref()?;
+        Some(*time + event.since(start)?)
     }
 
     /// GPUDirect RDMA orders NIC writes before the kernels and copies that are enqueued after the

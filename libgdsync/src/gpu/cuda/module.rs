@@ -108,10 +108,11 @@ impl ModuleHandle for Module {
             }
         };
         context.check(ready, OPERATION, "cuFuncLoad")?;
-        Ok(Kernel(Arc::new(Function {
+        let function = Function {
             context: Arc::clone(context),
             raw,
-        })))
+        };
+        Ok(Kernel::of(function, name))
     }
 }
 

@@ -127,6 +127,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         caps: cuda_caps(cuda, device),
         identity: identity(cuda, device),
         limits: wait_limits(connections.ok().as_deref()),
+        clock: Mutex::default(),
         same_address,
     }))?;
     open.push((key.0, key.1, gpu.clone()));

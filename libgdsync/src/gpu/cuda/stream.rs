@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use gds_step::Mutex;
 use gdsync_sys::cuda::types::{CUevent, CUstream};
@@ -178,12 +179,16 @@ impl CudaStream {
 
     /// Records an event at the current end of the stream.
     fn event(&self) -> Result<CudaEvent> {
+        self.event_with(consts::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// As [`CudaStream::event`], with flags.
+    pub(super) fn event_with(&self, flags: u32) -> Result<CudaEvent> {
         let context = &self.context;
         let _app = context.enter_app()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: creates an event of the current context.
-        let made =
-            unsafe { (context.cuda.cuEventCreate)(&mut raw, consts::CU_EVENT_DISABLE_TIMING) };
+        let made = unsafe { (context.cuda.cuEventCreate)(&mut raw, flags) };
         context.check(made, "create event", "cuEventCreate")?;
         let event = CudaEvent {
             context: Arc::clone(context),
@@ -222,6 +227,11 @@ impl StreamHandle for CudaStream {
 
     fn record(&self) -> Result<Arc<dyn EventHandle>> {
         Ok(Arc::new(self.event()?))
+    }
+
+    fn stamp(&self) -> Result<Option<Arc<dyn EventHandle>>> {
+        let event = self.event_with(consts::CU_EVENT_DEFAULT)?;
+        Ok(Some(Arc::new(event)))
     }
 
     fn wait_event(&self, event: &dyn EventHandle) -> Result<()> {
@@ -348,6 +358,22 @@ impl CudaEvent {
     /// Whether the event can ever be done.
     pub(super) fn is_recorded(&self) -> bool {
         self.raw.is_some()
+    }
+}
+
+impl CudaEvent {
+    /// The time from `earlier` to this event, if both are done and have timing.
+    pub(super) fn since(&self, earlier: &CudaEvent) -> Option<Duration> {
+        if !self.is_done().unwrap_or(false) {
+            return None;
+        }
+        let (from, to) = (earlier.raw?, self.raw?);
+        let _app = self.context.enter_to_ask().ok()?;
+        let mut ms = 0.0_f32;
+        // SAFETY: live events of one context.
+        let asked = unsafe { (self.context.cuda.cuEventElapsedTime)(&mut ms, from, to) };
+        (asked == CudaResult::SUCCESS)
+            .then(|| Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 }
 

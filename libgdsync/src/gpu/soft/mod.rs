@@ -69,7 +69,7 @@ impl Gpu {
 impl Kernel {
     /// Makes a kernel for a software GPU of a function of this program.
     pub fn soft(kernel: SoftKernel) -> Kernel {
-        Kernel(Arc::new(kernel))
+        Kernel::of(kernel, kernel.name())
     }
 }
 
@@ -384,6 +384,10 @@ impl Runtime for SoftRuntime {
         Ends(Box::new(move || ends.is_reached()))
     }
 
+    fn passed_at(&self, event: &dyn EventHandle) -> Option<Time> {
+        (event as &dyn Any).downcast_ref::<softgpu::Stamp>()?.at()
+    }
+
     fn flush_remote_writes(&self) {
         self.gpu.flush_remote_writes();
     }
@@ -429,6 +433,12 @@ impl EventHandle for softgpu::Event {
     }
 }
 
+impl EventHandle for softgpu::Stamp {
+    fn is_done(&self) -> Result<bool> {
+        Ok(self.at().is_some())
+    }
+}
+
 impl StreamHandle for softgpu::Stream {
     fn submit(&self, ops: &[Op]) -> Result<()> {
         softgpu::Stream::submit(self, ops.iter().map(translate))
@@ -458,6 +468,11 @@ impl StreamHandle for softgpu::Stream {
         let event = softgpu::Event::new();
         softgpu::Stream::record(self, &event).map_err(|e| system("record event", &e))?;
         Ok(Arc::new(event))
+    }
+
+    fn stamp(&self) -> Result<Option<Arc<dyn EventHandle>>> {
+        let stamp = softgpu::Stream::stamp(self).map_err(|e| system("stamp stream", &e))?;
+        Ok(stamp.map(|stamp| Arc::new(stamp) as _))
     }
 
     fn wait_event(&self, event: &dyn EventHandle) -> Result<()> {

@@ -41,6 +41,15 @@ impl<'a, 'q> Queues<'a, 'q> {
         self.given().chain(self.loops().map(|one| &one.qp))
     }
 
+    /// The index of the queue pair with this number among those that the list names. The search
+    /// begins at `from`: most lists name their queue pairs one after the other.
+    pub fn find(&self, id: u64, from: usize) -> Option<usize> {
+        let (before, behind) = self.given.split_at(from.min(self.given.len()));
+        let found = behind.iter().position(|qp| qp.id == id);
+        let found = found.map(|at| before.len() + at);
+        found.or_else(|| before.iter().position(|qp| qp.id == id))
+    }
+
     pub fn get(&self, queue: usize) -> &Qp {
         match queue.checked_sub(self.given.len()) {
             None => self.given[queue],

@@ -236,8 +236,8 @@ fn by_kernel(queues: &Queues<'_, '_>, s: &Scratch) -> bool {
         && s.waits.iter().all(|w| queues.get(w.queue).spin)
 }
 
-fn find(queues: &Queues<'_, '_>, id: u64) -> Result<usize> {
-    queues.given().position(|q| q.id == id).ok_or_else(|| {
+fn find(queues: &Queues<'_, '_>, id: u64, from: usize) -> Result<usize> {
+    queues.find(id, from).ok_or_else(|| {
         let what = "a request belongs to a queue pair that was not passed to the call, or that was \
                     reset since";
         Error::new(OPERATION, Kind::Foreign, what)
@@ -274,7 +274,8 @@ type Found<'h> = (usize, &'h Qp, &'h mut QpState);
 
 #[inline]
 fn found<'q, 'h>(queues: &'q Queues<'_, '_>, id: u64, held: &'h mut Held<'q>) -> Result<Found<'h>> {
-    let queue = find(queues, id)?;
+    let from = held.as_ref().map_or(0, |(queue, _)| *queue);
+    let queue = find(queues, id, from)?;
     Ok((queue, queues.get(queue), hold(queues, queue, held)))
 }
 

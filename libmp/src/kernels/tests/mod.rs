@@ -1,8 +1,10 @@
 //! Tests of the kernels on a soft GPU, against memory with a fixed layout: one region contains all
 //! that they access, and every byte of it is compared.
 
+mod collect;
 mod put;
 mod stamp;
+mod strided;
 mod unpack;
 
 use std::time::Duration;
@@ -168,10 +170,13 @@ fn module_contains_every_kernel_with_its_parameter_size() {
         ("mp_stamp_1", size_of::<Stamp<1>>()),
         ("mp_stamp_16", size_of::<Stamp<MOST_CHUNKS>>()),
         ("mp_put", size_of::<Puts<PUTS>>()),
+        ("mp_strided", size_of::<Pieces>()),
+        ("mp_moves", size_of::<Moves>()),
+        ("mp_collect", size_of::<Collect>()),
     ] {
         let head =
             format!(".visible .entry {name}(\n\t.param .align 8 .b8 {name}_param_0[{size}]\n)");
         assert!(ptx.contains(&head), "{head}");
     }
-    assert_eq!(ptx.matches(".entry").count(), 5);
+    assert_eq!(ptx.matches(".entry").count(), 7);
 }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use gdsync::gpu::{Condition, Region};
+use gdsync::gpu::{Condition, Region, Word64};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
@@ -194,6 +194,18 @@ impl Lane {
         Ok(())
     }
 
+    /// Prepares a get: a copy of the `len` bytes at `from` to `into`, after all earlier puts.
+    pub fn get(&mut self, into: Span, len: usize, from: Span) -> Result<Put> {
+        let (region, offset) = self.local.table.find(from, len as u64)?;
+        let region = &region;
+        let piece = Piece {
+            region,
+            offset,
+            len,
+        };
+        self.put([piece].into_iter(), into)
+    }
+
     /// Prepares a put of words in memory, each copied atomically, after all earlier puts.
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         let at = self.take()?;
@@ -273,19 +285,22 @@ impl Lane {
         Ok(())
     }
 
+    /// The word and the value for which a stream waits until a put is done; `None`: it is done.
+    pub fn done_word(&self, put: Put) -> Option<(&Word64, u64)> {
+        let slot = self.slots.get(put.slot())?;
+        let slot = Some(slot).filter(|slot| slot.serial == put.serial)?;
+        let PutState::Posted(last) = slot.state else {
+            return None;
+        };
+        (!self.is_done(last)).then(|| (self.wqes.done(last.slot()), last.serial))
+    }
+
     /// Makes `stream` wait until a put is done.
     pub fn wait_on(&mut self, stream: &Stream, put: Put) -> Result<()> {
-        let Ok(slot) = self.known("wait for put", put) else {
+        let Some((done, serial)) = self.done_word(put) else {
             return Ok(());
         };
-        let PutState::Posted(last) = slot.state else {
-            return Ok(());
-        };
-        if self.is_done(last) {
-            return Ok(());
-        }
-        let done = self.wqes.done(last.slot());
-        let list = [Descriptor::wait_value(done, Condition::Geq, last.serial)];
+        let list = [Descriptor::wait_value(done, Condition::Geq, serial)];
         Ok(rdma::post_on(stream, &mut [], &list)?)
     }
 

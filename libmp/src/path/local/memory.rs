@@ -113,6 +113,14 @@ impl Keys {
         self.made().get_or_insert_with(make).key
     }
 
+    /// The bytes from `offset` on of the memory, which is `region`, as a destination.
+    pub fn span(&self, region: &Region, offset: usize) -> Span {
+        Span {
+            addr: region.addr().0 + offset as u64,
+            key: self.key(region),
+        }
+    }
+
     /// Encodes the memory, which is `region`, under its key.
     pub fn to_bytes(&self, region: &Region) -> [u8; Remote::LEN] {
         let mut b = [0; Remote::LEN];
@@ -170,6 +178,11 @@ impl Remote {
                 Err(Error::new("open channel", Kind::Protocol, what))
             }
         }
+    }
+
+    /// Its address.
+    pub fn addr(&self) -> u64 {
+        self.addr
     }
 
     /// Its length in bytes.

@@ -8,7 +8,7 @@ use gdsync::{Status, Stream};
 use super::{Keys, MOST_PIECES, Nic, Piece, Span};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
-use crate::path::WordOrder;
+use crate::path::{Atomic, WordOrder};
 use crate::wire::record::{NIC, Record};
 
 /// Number of bytes that a READ reads to order a word after its payload.
@@ -138,8 +138,8 @@ impl Lane {
     }
 
     /// Makes `stream` wait until a put is done.
-    pub fn wait_on(&mut self, stream: &Stream, put: Put) -> Result<()> {
-        let list = [Descriptor::wait(put.0)];
+    pub fn wait_on(&mut self, stream: &Stream, put: Put, flush: bool) -> Result<()> {
+        let list = [Descriptor::wait(put.0).flush(flush)];
         Ok(post_on(stream, &mut [&mut self.qp], &list)?)
     }
 
@@ -188,6 +188,38 @@ impl Lane {
         self.prepare(&Work::write(&list[..count], to.0))
     }
 
+    /// Prepares a put of one piece, whose completion a stream can wait for.
+    #[inline]
+    pub fn put_signaled(&mut self, piece: Piece<'_>, to: Span) -> Result<Put> {
+        self.prepare(&Work::write(&[piece.0], to.0).signaled())
+    }
+
+    /// Prepares a get of as many bytes as `into` has.
+    #[inline]
+    pub fn get(&mut self, into: Piece<'_>, from: Span) -> Result<Put> {
+        self.prepare(&Work::read(&[into.0], from.0).signaled())
+    }
+
+    /// Prepares an atomic operation on a word; `old` receives its old value.
+    #[inline]
+    pub fn atomic(&mut self, old: Piece<'_>, word: Span, atomic: Atomic) -> Result<Put> {
+        let old = [old.0];
+        let work = match atomic {
+            Atomic::FetchAdd(add) => Work::fetch_add(&old, word.0, add),
+            Atomic::CompareSwap { compare, swap } => {
+                Work::compare_swap(&old, word.0, compare, swap)
+            }
+        };
+        self.prepare(&work.signaled())
+    }
+
+    /// If WRITEs may be placed out of order: prepares, after [`Lane::look`], an empty WRITE that
+    /// waits for the READ. Later work requests start after it.
+    pub fn fence(&mut self, to: Span) -> Option<Result<Put>> {
+        self.landing.as_ref()?;
+        Some(self.prepare(&Work::write(&[], to.0).fenced()))
+    }
+
     /// Prepares a put of 64-bit words in memory, each written atomically.
     #[inline]
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
@@ -198,6 +230,13 @@ impl Lane {
     #[inline]
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
         self.prepare(&Work::write_inline(&[bytes], to.0))
+    }
+
+    /// Prepares a put of a word, copied now (inline), whose completion can be waited for. It has no
+    /// order with other puts.
+    #[inline]
+    pub fn put_word(&mut self, word: u64, to: Span) -> Result<Put> {
+        self.prepare(&Work::write_inline(&[&word.to_le_bytes()], to.0).signaled())
     }
 
     /// If WRITEs may be placed out of order: prepares a READ of `to`, for which the words wait. A
@@ -233,6 +272,12 @@ impl Lane {
     #[inline]
     pub fn post(&mut self, put: Put) -> Result<()> {
         Ok(self.qp.post(put.0)?)
+    }
+
+    /// The queue pair, for lists over several lanes.
+    #[inline]
+    pub fn queue(&mut self) -> &mut Qp {
+        &mut self.qp
     }
 
     /// Enqueues a list on a stream.

@@ -72,6 +72,11 @@ impl Remote {
         Ok(Remote(RemoteMemory::from_bytes(bytes)?))
     }
 
+    /// Its address.
+    pub fn addr(&self) -> u64 {
+        self.0.addr
+    }
+
     /// Its length in bytes.
     pub fn len(&self) -> u64 {
         self.0.len

@@ -85,6 +85,11 @@ impl Nic {
         keys.0.is_of(&self.pd)
     }
 
+    /// Number of blocks of the smallest send queue: that of lane 0.
+    pub fn queue_blocks(&self) -> u32 {
+        self.queues.send_blocks.min(64)
+    }
+
     /// Memory for the results of READs.
     fn landing(&self) -> Result<Keys> {
         let region = self.device.gpu().alloc(MemoryKind::Pinned, 64)?;
@@ -95,7 +100,7 @@ impl Nic {
         let mut config = self.queues.clone();
         if lane == 0 {
             // The CPU posts few work requests, which complete soon.
-            config.send_blocks = config.send_blocks.min(32);
+            config.send_blocks = config.send_blocks.min(64);
         }
         config.timeout = Some(self.timeout);
         config.error = Some(self.error.clone());

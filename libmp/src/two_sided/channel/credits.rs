@@ -6,7 +6,7 @@ use gdsync::Stream;
 use super::{RecvChannel, has_come};
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, Lane, List};
+use crate::path::{Batch, Lane, List, Put};
 
 /// A run of messages that one poster has taken and whose credits are not returned yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,13 @@ impl Credits {
         let full = |run: &mut Run| run.to - run.from >= most.into();
         let run = self.run.take_if(full)?;
         (!(on(Mutant::LostCredit) && run.from % 3 == 0)).then_some(run)
+    }
+
+    /// Removes the run that grows, if this poster takes its messages and it begins with `oldest` or
+    /// earlier.
+    pub fn take_old(&mut self, lane: u8, stream: Option<u64>, oldest: u64) -> Option<Run> {
+        let old = |run: &mut Run| (run.lane, run.stream) == (lane, stream) && run.from <= oldest;
+        self.run.take_if(old)
     }
 
     /// Keeps a run whose credits could not be returned.
@@ -97,6 +104,31 @@ impl RecvChannel {
             self.side.credits.keep(run);
         }
         posted
+    }
+
+    /// A run of messages that `stream` has taken, one of which has the slot of message `number`: its
+    /// sender waits for the credit. A stream that waits for the message returns the run first.
+    pub fn credit_for(&mut self, number: u64, lane: u8, stream: u64) -> Option<Run> {
+        let oldest = self.numbers.previous(number)?;
+        self.side.credits.take_old(lane, Some(stream), oldest)
+    }
+
+    /// Prepares the return of a run's credits on a lane. If that fails, the run is kept.
+    pub fn prepare_credit(&mut self, lane: &mut Lane, run: Run) -> Result<[Option<Put>; 3]> {
+        let mut batch = Batch::short(lane);
+        match self.put_credit(&mut batch, &run) {
+            Ok(()) => Ok(batch.first_three()),
+            Err(e) => {
+                batch.undo();
+                self.keep_credit(run);
+                Err(e)
+            }
+        }
+    }
+
+    /// Keeps a run whose credits were not returned, for the library.
+    pub fn keep_credit(&mut self, run: Run) {
+        self.side.credits.keep(run);
     }
 
     /// Returns a run's credits by the CPU, or keeps the run for the next round. `true`: they were
@@ -158,5 +190,14 @@ mod tests {
         assert!(credits.is_empty());
         credits.keep(run);
         assert!(!credits.is_empty());
+        // The run that grows is taken by its poster alone, once a message in it is needed.
+        let (lane, stream) = a;
+        assert_eq!(credits.count(20, lane, stream, 2), None);
+        assert_eq!(credits.take_old(lane, stream, 19), None);
+        assert_eq!(credits.take_old(b.0, b.1, 20), None);
+        assert_eq!(
+            credits.take_old(lane, stream, 20).map(|run| run.to),
+            Some(21)
+        );
     }
 }

@@ -21,6 +21,7 @@ use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
 use credits::Credits;
+pub(crate) use credits::Run;
 pub(crate) use numbers::{Numbers, WINDOW};
 use receiving::Receiving;
 use sending::Sending;

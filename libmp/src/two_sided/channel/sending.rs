@@ -6,7 +6,7 @@ use gdsync::gpu::Word64;
 use super::{Channel, PAIR, SendChannel, WINDOW, store_failure};
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
-use crate::path::{Keys, List, Paths, Piece, Rights, Span};
+use crate::path::{Keys, Paths, Piece, Rights, Span};
 use crate::wire::control::Shape;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
@@ -92,25 +92,29 @@ impl SendChannel {
         old.then_some(ready)
     }
 
-    /// Enqueues what a stream does before message `number`: it waits for credit, unless the credit
-    /// is known to be there. Before a `short` message it also refreshes a stale ready word.
+    /// What a stream does before message `number`: it waits until a word reaches a value, for
+    /// credit, unless the credit is known to be there. Before a `short` message it also stores a
+    /// value into a stale ready word.
     #[inline]
-    pub fn lead_in<'a, const N: usize>(
-        &'a self,
-        number: u64,
-        short: bool,
-        list: &mut List<'a, N>,
-    ) -> Result<()> {
+    pub fn lead_in(&self, number: u64, short: bool) -> Result<[Option<(&Word64, u64)>; 2]> {
         let blocked = self.blocked_by(number);
-        if let Some((taken, before)) = blocked {
-            list.wait_for(taken, before, false);
+        let wait = blocked.map(|(taken, before)| (taken, word::threshold(before)));
+        let stale = self.stale(number).filter(|_| short);
+        let store = stale.map(|ready| (ready, word::threshold(number)));
+        if let (None, Some((ready, value))) = (wait, store) {
+            ready.store(value)?;
+            return Ok([None; 2]);
         }
-        match self.stale(number).filter(|_| short) {
-            Some(ready) if blocked.is_some() => list.store(ready, word::threshold(number)),
-            Some(ready) => ready.store(word::threshold(number))?,
-            None => {}
+        Ok([wait, store])
+    }
+
+    /// The memory of the receive of `number`, if that receive is posted and has room for `len`
+    /// bytes.
+    pub fn known_place(&self, number: u64, len: u64) -> Option<Span> {
+        match self.reply(number)? {
+            (Some(WordKind::Ready), room) if len <= room => self.place(number).ok(),
+            _ => None,
         }
-        Ok(())
     }
 
     /// The destination of an eager message.

@@ -1,0 +1,312 @@
+//! A rank's end of a pair: its context, its memory and its window, the operations that it posts by
+//! the CPU or by its stream, and the checks of bytes.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use gdsync::gpu::{Condition, Stream};
+use mp::{Context, Memory, Request, Slice, Window};
+
+use super::ways::{Common, Way};
+use crate::context;
+use crate::endpoint::{Endpoint, Names};
+use crate::gate::Bell;
+use crate::options::{Poster, Setup};
+use crate::pattern;
+use crate::rank::Rank;
+use crate::start::gather_by;
+
+/// The tags of messages: payloads, answers, and messages that synchronise the ranks.
+const PAYLOAD: u32 = 100;
+const ANSWER: u32 = 101;
+const TOGETHER: u32 = 102;
+/// Bytes of an answer to a window of messages.
+const ANSWER_BYTES: usize = 4;
+/// Value of bytes that have not been received.
+const BLANK: u8 = 0xee;
+/// Bytes behind a payload, which nothing may write.
+const GUARD: usize = 64;
+
+/// An end of a pair of ranks. Each rank's memory has a payload to send, a payload to receive, a
+/// signal of each rank, and an answer to send and one to receive.
+pub struct Ends<'e> {
+    rank: &'e Rank,
+    endpoint: &'e Endpoint,
+    context: Context,
+    memory: Memory,
+    window: Window,
+    bell: Bell,
+    /// The longest payload with its guard.
+    most: usize,
+    peer: u32,
+    /// The last signal sent to each rank, and the last one that was waited for.
+    signals: Vec<[u64; 2]>,
+    poster: Poster,
+    size: usize,
+}
+
+impl<'e> Ends<'e> {
+    /// The end of a rank. All ranks of the job call it.
+    pub fn new(
+        rank: &'e Rank,
+        endpoint: &'e Endpoint,
+        common: &Common,
+        window: u64,
+    ) -> Result<Ends<'e>> {
+        let (setup, queue) = (&common.setup, context::QUEUE);
+        let builder = context::builder(endpoint, setup, rank.bootstrap()?, queue, rank.left());
+        // Room for the receives of a window.
+        let depth = (window as u32).next_power_of_two().max(16);
+        let context = builder.depth(depth).build().context("building a context")?;
+        let most = usize::try_from(common.sizes.max)?.next_multiple_of(GUARD) + GUARD;
+        let ranks = context.size() as usize;
+        let all = 2 * most + 8 * ranks + 2 * ANSWER_BYTES;
+        let memory = context.alloc(setup.memory(&endpoint.gpu), all)?;
+        Ok(Ends {
+            window: context.window(&memory)?,
+            bell: Bell::new(&endpoint.gpu)?,
+            signals: vec![[0; 2]; ranks],
+            peer: rank.number,
+            poster: Poster::Cpu,
+            size: 0,
+            rank,
+            endpoint,
+            context,
+            memory,
+            most,
+        })
+    }
+
+    /// Sets the other rank of the pair.
+    pub fn meet_peer(&mut self, peer: u32) {
+        self.peer = peer;
+    }
+
+    /// Sets the poster and the size of the operations that follow.
+    pub fn set(&mut self, way: Way, size: u64) {
+        self.poster = way.poster;
+        self.size = size as usize;
+    }
+
+    /// Whether this rank begins.
+    pub fn is_first(&self) -> bool {
+        self.rank.number < self.peer
+    }
+
+    fn left(&self) -> Duration {
+        self.rank.left()
+    }
+
+    /// Waits for all ranks of the job.
+    pub fn gather(&self) -> Result<()> {
+        let nothing = self.memory.slice(0, 0)?;
+        gather_by(&self.context, TOGETHER, &nothing, self.left())
+    }
+
+    /// Leaves the job, and returns the names of the parts.
+    pub fn close(self, setup: &Setup) -> Result<Names> {
+        self.gather()?;
+        self.context.close(self.left())?;
+        let made = self.endpoint.made_of(setup, self.memory.region().kind())?;
+        Ok(made.names)
+    }
+
+    // --- operations -----------------------------------------------------------------------
+
+    /// The stream that posts, if it does.
+    fn stream(&self) -> Option<&'e Stream> {
+        (self.poster == Poster::Stream).then_some(&self.endpoint.stream)
+    }
+
+    fn payload(&self, offset: usize) -> Result<Slice> {
+        Ok(self.memory.slice(offset, self.size)?)
+    }
+
+    fn answer(&self, i: usize) -> Result<Slice> {
+        let start = self.memory.len() - 2 * ANSWER_BYTES;
+        Ok(self.memory.slice(start + i * ANSWER_BYTES, ANSWER_BYTES)?)
+    }
+
+    /// The offset of the signal of a rank.
+    fn signal_of(&self, rank: u32) -> usize {
+        2 * self.most + 8 * rank as usize
+    }
+
+    fn isend(&self, tag: u32, data: &Slice) -> Result<Request> {
+        let (context, peer) = (&self.context, self.peer);
+        Ok(match self.stream() {
+            None => context.isend(peer, tag, data)?,
+            Some(stream) => context.isend_on(stream, peer, tag, data)?,
+        })
+    }
+
+    fn irecv(&self, tag: u32, into: &Slice) -> Result<Request> {
+        let (context, peer) = (&self.context, self.peer);
+        Ok(match self.stream() {
+            None => context.irecv(peer, tag, into)?,
+            Some(stream) => context.irecv_on(stream, peer, tag, into)?,
+        })
+    }
+
+    /// Sends the payload.
+    pub fn send(&self) -> Result<Request> {
+        self.isend(PAYLOAD, &self.payload(0)?)
+    }
+
+    /// Receives a payload.
+    pub fn recv(&self) -> Result<Request> {
+        self.irecv(PAYLOAD, &self.payload(self.most)?)
+    }
+
+    /// Sends an answer.
+    pub fn send_answer(&self) -> Result<Request> {
+        self.isend(ANSWER, &self.answer(0)?)
+    }
+
+    /// Receives an answer.
+    pub fn recv_answer(&self) -> Result<Request> {
+        self.irecv(ANSWER, &self.answer(1)?)
+    }
+
+    /// Waits for requests, on the CPU or by the stream.
+    pub fn wait(&self, requests: &[Request]) -> Result<()> {
+        match self.stream() {
+            None => mp::wait_all(requests, self.left()).map(drop)?,
+            Some(stream) => self.context.wait_all_on(stream, requests)?,
+        }
+        Ok(())
+    }
+
+    /// Puts the payload.
+    pub fn put(&self) -> Result<Request> {
+        let (from, peer, to) = (&self.payload(0)?, self.peer, self.most);
+        Ok(match self.stream() {
+            None => self.window.put(peer, to, from)?,
+            Some(stream) => self.window.put_on(stream, peer, to, from)?,
+        })
+    }
+
+    /// Waits until all puts are visible at their targets.
+    pub fn quiet(&self) -> Result<()> {
+        match self.stream() {
+            None => self.window.quiet(self.left())?,
+            Some(stream) => self.window.quiet_on(stream)?,
+        }
+        Ok(())
+    }
+
+    /// Gets the payload of the peer.
+    pub fn get(&self) -> Result<Request> {
+        let (into, peer) = (&self.payload(self.most)?, self.peer);
+        Ok(match self.stream() {
+            None => self.window.get(peer, 0, into)?,
+            Some(stream) => self.window.get_on(stream, peer, 0, into)?,
+        })
+    }
+
+    /// The place and the value of the next signal to the peer.
+    fn next_signal(&mut self) -> (usize, u64) {
+        let place = self.signal_of(self.rank.number);
+        let [sent, _] = &mut self.signals[self.peer as usize];
+        *sent += 1;
+        (place, *sent)
+    }
+
+    /// Puts the payload, with a signal behind it.
+    pub fn put_signal(&mut self) -> Result<Request> {
+        let (place, value) = self.next_signal();
+        let (from, peer, to) = (&self.payload(0)?, self.peer, self.most);
+        let window = &self.window;
+        Ok(match self.stream() {
+            None => window.put_signal(peer, to, from, place, value)?,
+            Some(stream) => window.put_signal_on(stream, peer, to, from, place, value)?,
+        })
+    }
+
+    /// Sends a signal.
+    pub fn signal(&mut self) -> Result<Request> {
+        let (place, value) = self.next_signal();
+        Ok(match self.stream() {
+            None => self.window.signal(self.peer, place, value)?,
+            Some(stream) => self.window.signal_on(stream, self.peer, place, value)?,
+        })
+    }
+
+    /// Waits for `count` signals of the peer.
+    pub fn wait_signals(&mut self, count: u64) -> Result<()> {
+        let (peer, place) = (self.peer, self.signal_of(self.peer));
+        let [_, heard] = &mut self.signals[peer as usize];
+        *heard += count;
+        let (value, met) = (*heard, Condition::Geq);
+        match self.stream() {
+            None => (self.window).wait_signal(peer, place, met, value, self.left())?,
+            Some(stream) => (self.window).wait_signal_on(stream, peer, place, met, value)?,
+        }
+        Ok(())
+    }
+
+    // --- time -----------------------------------------------------------------------------
+
+    /// Runs `count` rounds. A stream has at most two batches of `batch` rounds enqueued at a time.
+    pub fn repeat(
+        &mut self,
+        count: u64,
+        batch: u64,
+        mut round: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<Duration> {
+        let deadline = Instant::now() + self.left();
+        let start = Instant::now();
+        for i in 1..=count {
+            round(self)?;
+            if let Some(stream) = self.stream()
+                && (i % batch == 0 || i == count)
+            {
+                self.bell.enqueue(stream)?;
+                let before = self.bell.enqueued() - u32::from(i < count);
+                self.bell.poll_nth(before, deadline)?;
+            }
+        }
+        let elapsed = start.elapsed();
+        if let Some(stream) = self.stream() {
+            self.context.synchronize(stream, self.left())?;
+        }
+        Ok(elapsed)
+    }
+
+    // --- bytes ----------------------------------------------------------------------------
+
+    /// Writes the payload of a round, with a wrong bit if `spoil`, and clears the received one.
+    pub fn fill(&self, round: u64, spoil: bool) -> Result<()> {
+        let mut bytes = pattern::bytes(self.tag(round, self.is_first()), self.size);
+        bytes[self.size / 2] ^= u8::from(spoil);
+        self.memory.write(0, &bytes)?;
+        Ok(self
+            .memory
+            .write(self.most, &vec![BLANK; self.size + GUARD])?)
+    }
+
+    /// Compares the received payload with the peer's payload of a round.
+    pub fn look(&self, round: u64) -> Result<()> {
+        self.context.gpu().flush_remote_writes();
+        let mut all = vec![0; self.size + GUARD];
+        self.memory.read(self.most, &mut all)?;
+        let (got, behind) = all.split_at(self.size);
+        let right = pattern::bytes(self.tag(round, !self.is_first()), self.size);
+        let wrong = got.iter().zip(&right).position(|(got, right)| got != right);
+        if let Some(at) = wrong {
+            let (got, right) = (got[at], right[at]);
+            anyhow::bail!("wrong bytes in round {round}: byte {at} is {got}, not {right}");
+        }
+        let kept = behind.iter().all(|byte| *byte == BLANK);
+        ensure!(
+            kept,
+            "round {round}: something behind the payload was written"
+        );
+        Ok(())
+    }
+
+    fn tag(&self, round: u64, first: bool) -> u64 {
+        let pair = u64::from(self.rank.number.min(self.peer)) << 40;
+        pattern::tag(pair + round, u32::from(!first))
+    }
+}

@@ -1,0 +1,203 @@
+//! Collective calls by the CPU: posting, the wait for the words of the other ranks, and the result.
+
+use std::time::Duration;
+
+use gds_step::Time;
+use gdsync::gpu::Word64;
+use zerocopy::IntoBytes;
+
+use super::job::Job;
+use super::op::{Number, Op};
+use super::team::{Crew, others};
+use crate::error::{Error, Kind, Result, time};
+use crate::path::Batch;
+use crate::two_sided::engine::Engine;
+use crate::two_sided::{On, Target, closed, join};
+
+impl Crew {
+    /// Makes a call: puts the contributions `data` and waits, at most `limit`, for all ranks.
+    /// Returns its number; the caller takes the contributions of the ranks from their slots, and
+    /// then ends the call.
+    pub fn call(
+        &mut self,
+        engine: &Engine,
+        job: &Job<'_>,
+        data: &[u8],
+        limit: Duration,
+    ) -> Result<u64> {
+        let number = self.next(job, engine)?;
+        let start = engine.host().now();
+        self.wait_for_stream(engine, job, limit)?;
+        self.open(engine, job, &On::Cpu, number)?;
+        let at = self.sources(job, number);
+        self.memory().region().write(at, data)?;
+        for rank in others(engine) {
+            if let Err(e) = self.post(engine, job, number, rank) {
+                if Some(rank) != others(engine).next() {
+                    self.torn(engine, &mut engine.lock(), number, &e);
+                }
+                return Err(self.refused(engine, job, number, e));
+            }
+        }
+        self.wait(engine, number, start, limit);
+        // The words may have arrived before a failure.
+        let good = self.team.absent(number).next().is_none() && self.compare(engine, job, number);
+        match self.team.failure() {
+            Some(failure) if !good => Err(failure.error(job.name())),
+            _ => Ok(number),
+        }
+    }
+
+    /// Ends a call of the CPU, whose slots are read.
+    pub fn end(&mut self, number: u64) -> Result<()> {
+        self.team.passed.store(number)?;
+        (self.last, self.stream) = (number, None);
+        Ok(())
+    }
+
+    /// Reads the contribution of `rank` to call `number`.
+    pub fn read(&self, job: &Job<'_>, number: u64, rank: u32, into: &mut [u8]) -> Result<()> {
+        let at = self.slot(job, number, rank);
+        Ok(self.memory().region().read(at, into)?)
+    }
+
+    /// Combines the contributions of all ranks to call `number`, in the order of the ranks.
+    pub fn reduce<T: Number>(
+        &self,
+        job: &Job<'_>,
+        number: u64,
+        op: Op,
+        into: &mut [T],
+    ) -> Result<()> {
+        /// Elements that are read at once.
+        const PART: usize = 64;
+        self.read(job, number, 0, into.as_mut_bytes())?;
+        let region = self.memory().region();
+        for rank in 1..self.lanes.len() as u32 {
+            let mut at = self.slot(job, number, rank);
+            for part in into.chunks_mut(PART) {
+                let theirs = &mut [T::ZERO; PART][..part.len()];
+                region.read(at, theirs.as_mut_bytes())?;
+                at += size_of_val(theirs);
+                for (mine, theirs) in part.iter_mut().zip(theirs) {
+                    *mine = mine.combine(op, *theirs);
+                }
+            }
+        }
+        into.iter_mut().for_each(|value| *value = value.plain());
+        Ok(())
+    }
+
+    /// Waits for the stream of the last call: the calls of a rank have one order.
+    fn wait_for_stream(&self, engine: &Engine, job: &Job<'_>, limit: Duration) -> Result<()> {
+        let last = self.last;
+        if self.team.has_passed(last) {
+            return self.check_stream(engine, job);
+        }
+        let start = engine.host().now();
+        let passed = engine.wait_until(limit, &mut |_| {
+            self.team.has_passed(last) || self.team.failure().is_some()
+        });
+        match passed || self.team.failure().is_some() {
+            true => self.check_stream(engine, job),
+            false => Err(self.stream_is_late(engine, job, (start, limit))),
+        }
+    }
+
+    /// The error of a call for which the stream of the last call is late.
+    #[cold]
+    fn stream_is_late(
+        &self,
+        engine: &Engine,
+        job: &Job<'_>,
+        (start, limit): (Time, Duration),
+    ) -> Error {
+        let (open, within) = (self.team.first_open(self.last), time(limit));
+        let absent = engine.absent_ranks(&engine.lock(), &self.team, open, start);
+        let why = match absent.is_empty() {
+            true => format!("the stream of call {open} has not executed it"),
+            false => format!(
+                "rank {} has not joined call {open} of a stream",
+                join(&absent)
+            ),
+        };
+        let what =
+            format!("{why} within {within}; nothing is posted, and the call may be repeated");
+        let error = Error::new(job.name(), Kind::Timeout, what);
+        match absent.first() {
+            Some(rank) => error.with_rank(*rank),
+            None => error,
+        }
+    }
+
+    /// # Errors
+    /// The failure of a stream's call that has ended.
+    fn check_stream(&self, engine: &Engine, job: &Job<'_>) -> Result<()> {
+        if self.stream.is_some() {
+            engine.find_fault(&mut engine.lock(), &self.team);
+        }
+        let failure = self.team.failure();
+        failure.map_or(Ok(()), |failure| Err(failure.error(job.name())))
+    }
+
+    fn post(&self, engine: &Engine, job: &Job<'_>, number: u64, rank: u32) -> Result<()> {
+        let lane = self.lanes[rank as usize];
+        engine.with_room(|| {
+            let mut state = engine.lock();
+            let none = || closed(format!("rank {rank} is not connected"), rank);
+            let peer = state.peers.get_mut(rank).ok_or_else(none)?;
+            if !peer.can_post(lane, Target::Lanes) {
+                return Err(peer.error(job.name()));
+            }
+            let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
+            self.prepare(&mut batch, job, number, rank)?;
+            batch.post().map(drop)
+        })
+    }
+
+    /// Waits until all ranks have joined the call, or the team has failed. At the deadline the team
+    /// fails.
+    fn wait(&self, engine: &Engine, number: u64, start: Time, limit: Duration) {
+        /// Number of checks between two rounds of the background work.
+        const EVERY: u32 = 32;
+        let team = &self.team;
+        let mut looks = 0;
+        engine.wait(start + limit, &mut || {
+            if team.absent(number).next().is_none() {
+                return true;
+            }
+            looks += 1;
+            if looks % EVERY == 0 {
+                engine.progress();
+            } else {
+                engine.push_all();
+            }
+            let state = &mut *engine.lock();
+            if looks % EVERY == 0 {
+                engine.probe_absent(state, team, number, start);
+            }
+            let mut lost = team.absent(number);
+            let lost = lost.find_map(|rank| Some((rank, state.given_up(rank)?)));
+            if let Some(lost) = lost {
+                engine.lose_rank(state, team, number, lost);
+            }
+            team.failure().is_some()
+        });
+        if team.failure().is_none() && team.absent(number).next().is_some() {
+            engine.time_out_team(&mut engine.lock(), team, (number, start), &time(limit));
+        }
+    }
+
+    /// Compares the words of all ranks with the words of this call. If one differs, the team fails:
+    /// `false`.
+    fn compare(&self, engine: &Engine, job: &Job<'_>, number: u64) -> bool {
+        let load = |word: &Word64| word.load().unwrap_or(0);
+        let mut words = self.team.others(number);
+        let other = words.find(|(rank, word)| load(word) != job.word_from(number, *rank));
+        if let Some((rank, word)) = other {
+            let state = &mut *engine.lock();
+            engine.mismatch(state, &self.team, number, rank, load(word));
+        }
+        other.is_none()
+    }
+}

@@ -1,0 +1,166 @@
+//! [`Job`]: what a collective call sends to which rank, and from where.
+
+use super::op::{Number, Op};
+use crate::error::{Error, Kind, Result};
+use crate::kernels::Shape;
+use crate::wire::collective::{self, Call};
+
+/// A collective call of one rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job<'a> {
+    pub call: Call,
+    /// The length of a contribution in bytes, unless the lengths vary.
+    pub len: usize,
+    /// By rank, of contributions whose lengths vary: the bytes that this rank sends there, and that
+    /// it receives from there.
+    varied: Option<[&'a [usize]; 2]>,
+}
+
+impl<'a> Job<'a> {
+    pub fn new(call: Call, len: usize) -> Job<'a> {
+        Job {
+            call,
+            len,
+            varied: None,
+        }
+    }
+
+    /// An all-reduce of `len` bytes of `T`.
+    ///
+    /// # Errors
+    /// `Invalid` for a bitwise operation on floating-point numbers.
+    pub fn reduce<T: Number>(op: Op, len: usize) -> Result<Job<'a>> {
+        let (element, code) = (T::TYPE, op as u32);
+        let job = Job::new(Call::AllReduce { element, op: code }, len);
+        if op.is_bitwise() && !T::IS_INTEGER {
+            let what = format!("{} has no bitwise operations", std::any::type_name::<T>());
+            return Err(Error::new(job.name(), Kind::Invalid, what));
+        }
+        Ok(job)
+    }
+
+    /// An all-to-all with the lengths that this rank sends and receives, in bytes.
+    pub fn varied(sends: &'a [usize], receives: &'a [usize]) -> Job<'a> {
+        Job {
+            varied: Some([sends, receives]),
+            ..Job::new(Call::AllToAllV, 0)
+        }
+    }
+
+    /// Its name in errors.
+    pub fn name(&self) -> &'static str {
+        self.call.name()
+    }
+
+    /// Checks the call of rank `me` of `ranks` against the greatest length of a contribution.
+    ///
+    /// # Errors
+    /// `Invalid`, with the limit.
+    pub fn check(&self, me: u32, ranks: u32, most: usize) -> Result<()> {
+        let refuse = |what: String| Error::new(self.name(), Kind::Invalid, what);
+        let too_long = |len: usize| {
+            let what = format!(
+                "a contribution of {len} bytes is too long; make the object with a greater limit"
+            );
+            Err(refuse(what).with_limit(most, "bytes"))
+        };
+        if let Call::Broadcast { root } = self.call
+            && root >= ranks
+        {
+            let what = format!("the root, rank {root}, is not in the job of {ranks} ranks");
+            return Err(refuse(what).with_rank(root));
+        }
+        let Some(both @ [sends, receives]) = self.varied else {
+            return match self.len <= most {
+                true => Ok(()),
+                false => too_long(self.len),
+            };
+        };
+        for lens in both {
+            if lens.len() != ranks as usize {
+                let what = format!("{} lengths are given for {ranks} ranks", lens.len());
+                return Err(refuse(what).with_limit(ranks, "lengths"));
+            }
+            if let Some(len) = lens.iter().find(|len| **len > most) {
+                return too_long(*len);
+            }
+        }
+        let (sent, received) = (sends[me as usize], receives[me as usize]);
+        if sent != received {
+            let what = format!(
+                "this rank sends {sent} bytes to itself and receives {received}; use one length"
+            );
+            return Err(refuse(what).with_rank(me));
+        }
+        Ok(())
+    }
+
+    /// Whether each rank has another contribution for each.
+    pub fn is_personal(&self) -> bool {
+        matches!(self.call, Call::AllToAll | Call::AllToAllV)
+    }
+
+    /// The bytes of the contribution to `rank`, and their offset behind those to the lower ranks.
+    pub fn to(&self, me: u32, rank: u32) -> (usize, usize) {
+        match (self.call, self.varied) {
+            (_, Some([sends, _])) => {
+                let rank = rank as usize;
+                (sends[rank], sends[..rank].iter().sum())
+            }
+            (Call::Barrier, _) => (0, 0),
+            (Call::Broadcast { root }, _) if root != me => (0, 0),
+            (Call::AllToAll, _) => (self.len, self.len * rank as usize),
+            _ => (self.len, 0),
+        }
+    }
+
+    /// The bytes of all contributions of rank `me`, as its application has them.
+    pub fn sent(&self, me: u32, ranks: u32) -> usize {
+        match (self.call, self.varied) {
+            (_, Some([sends, _])) => sends.iter().sum(),
+            (Call::AllToAll, _) => self.len * ranks as usize,
+            _ => self.to(me, me).0,
+        }
+    }
+
+    /// The bytes of the result.
+    pub fn received(&self, ranks: u32) -> usize {
+        match (self.call, self.varied) {
+            (_, Some([_, receives])) => receives.iter().sum(),
+            (Call::Barrier, _) => 0,
+            (Call::AllGather | Call::AllToAll, _) => self.len * ranks as usize,
+            _ => self.len,
+        }
+    }
+
+    /// The bytes that `rank` contributes to the result of this rank, where each contributes.
+    pub fn from(&self, rank: u32) -> usize {
+        self.varied
+            .map_or(self.len, |[_, receives]| receives[rank as usize])
+    }
+
+    /// The word of call `number` that this rank stores at `rank`.
+    pub fn word_to(&self, number: u64, rank: u32) -> u64 {
+        let len = self
+            .varied
+            .map_or(self.len, |[sends, _]| sends[rank as usize]);
+        collective::word(number, self.call, len)
+    }
+
+    /// The word of call `number` that `rank` stores here.
+    pub fn word_from(&self, number: u64, rank: u32) -> u64 {
+        collective::word(number, self.call, self.from(rank))
+    }
+
+    /// What a kernel does with the contributions on rank `me`.
+    pub fn shape(&self, me: u32) -> Shape {
+        match self.call {
+            Call::Barrier => Shape::Nothing,
+            Call::Broadcast { root } if root == me => Shape::Nothing,
+            Call::Broadcast { .. } => Shape::One,
+            Call::AllGather | Call::AllToAll => Shape::All,
+            Call::AllToAllV => Shape::Varied,
+            Call::AllReduce { .. } => Shape::Reduced,
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Collective calls by streams: a copy of the contributions, one list of puts and waits, and the
+//! kernel that makes the result.
+
+use std::sync::Arc;
+
+use gdsync::Stream;
+
+use super::job::Job;
+use super::team::{Crew, others};
+use crate::error::{Error, Kind, Result};
+use crate::kernels::{Collect, Kernels, LENS, Shape};
+use crate::path::{Batch, Fan};
+use crate::region::Slice;
+use crate::request::collective::{Collection, awaited, parity};
+use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
+use crate::two_sided::engine::Engine;
+use crate::two_sided::{On, Peer, State, Target, closed};
+use crate::wire::collective::{self, Call};
+
+/// The memory of a stream's call.
+#[derive(Clone, Copy)]
+pub(crate) struct Buffers<'a> {
+    /// The contributions of this rank.
+    pub from: Option<&'a Slice>,
+    /// The memory for the result.
+    pub into: Option<&'a Slice>,
+}
+
+impl Crew {
+    /// Enqueues a call on a stream: all of it, or, after an error, nothing that others can observe.
+    pub fn call_on(
+        &mut self,
+        engine: &Engine,
+        job: &Job<'_>,
+        stream: &Stream,
+        buffers: Buffers<'_>,
+    ) -> Result<()> {
+        let number = self.next(job, engine)?;
+        let on = On::Stream(stream, None);
+        on.check(&engine.gpu, job.name())?;
+        let kernels = engine.kernels(job.name())?;
+        for slice in [buffers.from, buffers.into].into_iter().flatten() {
+            if !engine.paths.knows(slice.memory().keys()) {
+                let what = format!(
+                    "{slice:?} is registered by another context; use memory of this context"
+                );
+                return Err(Error::new(job.name(), Kind::Invalid, what));
+            }
+        }
+        self.open(engine, job, &on, number)?;
+        let posted = engine.with_room(|| {
+            let mut state = engine.lock();
+            engine.sweep_if_crowded(&mut state);
+            state.requests.reserve(&engine.gpu)?;
+            // The wait for another stream, the copy, the list and the kernels.
+            stream.check_room(4 + (engine.size as usize / LENS) as u32)?;
+            let mut enqueue =
+                || self.enqueue(engine, &mut state, kernels, (job, number), stream, buffers);
+            match engine.size {
+                1 => enqueue(),
+                _ => stream.hold_wait(enqueue)?,
+            }
+        });
+        posted.map_err(|e| self.refused(engine, job, number, e))
+    }
+
+    fn enqueue(
+        &mut self,
+        engine: &Engine,
+        state: &mut State,
+        kernels: &Kernels,
+        (job, number): (&Job<'_>, u64),
+        stream: &Stream,
+        buffers: Buffers<'_>,
+    ) -> Result<()> {
+        self.follow(stream)?;
+        let prepared = self.prepare_all(engine, state, job, number);
+        let copied = prepared.and_then(|()| self.copy(job, number, stream, buffers.from));
+        let listed = copied.and_then(|()| self.list(state, number, stream));
+        if let Err(e) = listed {
+            self.abort(state);
+            return Err(e);
+        }
+        let launched = self.launch(engine, kernels, (job, number), stream, buffers.into);
+        if let Err(e) = launched {
+            self.torn(engine, state, number, &e);
+            self.team.release_at_once(number);
+            return Err(e);
+        }
+        (self.last, self.stream) = (number, Some(stream.id()));
+        let peer = others(engine).next().unwrap_or(engine.rank);
+        let common = Common {
+            number,
+            poster: Poster {
+                lane: self.lanes[peer as usize],
+                stream: Some(stream.downgrade()),
+            },
+            handle: Handle::Dropped,
+            len: job.received(engine.size) as u64,
+            order: state.requests.next_order(),
+            ..Common::new(peer, 0, &[])
+        };
+        let operation = Operation::Collective(Collection {
+            team: Arc::clone(&self.team),
+            call: job.call,
+            done: None,
+        });
+        state.requests.put(Entry { common, operation });
+        Ok(())
+    }
+
+    /// Makes the stream wait for the stream of the last call, if it is another one.
+    fn follow(&mut self, stream: &Stream) -> Result<()> {
+        let other = self.stream.is_some_and(|last| last != stream.id());
+        if !other || self.team.has_passed(self.last) {
+            return Ok(());
+        }
+        let mut list = Fan::new(&mut self.room);
+        list.wait(&self.team.passed, self.last);
+        list.post(stream, &mut self.room)
+    }
+
+    /// Prepares the puts to all ranks, or none.
+    fn prepare_all(
+        &mut self,
+        engine: &Engine,
+        state: &mut State,
+        job: &Job<'_>,
+        number: u64,
+    ) -> Result<()> {
+        self.puts.clear();
+        for rank in others(engine) {
+            let lane = self.lanes[rank as usize];
+            let none = || closed(format!("rank {rank} is not connected"), rank);
+            let peer = state.peers.get_mut(rank).ok_or_else(none)?;
+            if !peer.can_post(lane, Target::Lanes) {
+                return Err(peer.error(job.name()));
+            }
+            let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
+            self.prepare(&mut batch, job, number, rank)?;
+            self.puts.extend(batch.all().map(|put| (rank, put)));
+        }
+        Ok(())
+    }
+
+    /// Aborts the prepared puts.
+    fn abort(&mut self, state: &mut State) {
+        for (rank, put) in self.puts.drain(..).rev() {
+            let lane = self.lanes[rank as usize];
+            let peer = state.peers.get_mut(rank);
+            if let Some(lane) = peer.and_then(|peer| peer.link.lane(lane)) {
+                // It was prepared just now and not posted.
+                let _ = lane.abort(put);
+            }
+        }
+    }
+
+    /// Copies the contributions to where they are put from. Nothing reads them but this call, so the
+    /// copy does no harm if the call is refused.
+    fn copy(
+        &self,
+        job: &Job<'_>,
+        number: u64,
+        stream: &Stream,
+        from: Option<&Slice>,
+    ) -> Result<()> {
+        let Some(from) = from.filter(|from| !from.is_empty()) else {
+            return Ok(());
+        };
+        let at = self.sources(job, number);
+        let to = self.memory().region().span(at, from.len())?;
+        let from = (from.memory().region()).span(from.offset(), from.len())?;
+        Ok(stream.copy(&to, &from)?)
+    }
+
+    /// Enqueues the puts, and the waits for the words of the other ranks.
+    fn list(&mut self, state: &mut State, number: u64, stream: &Stream) -> Result<()> {
+        let Crew {
+            team,
+            lanes,
+            puts,
+            room,
+            ..
+        } = self;
+        let mut list = Fan::new(room);
+        for (_, put) in puts.iter() {
+            list.put(*put)?;
+        }
+        for (_, word) in team.others(number) {
+            list.wait(word, collective::threshold(awaited(number)));
+        }
+        if lanes.len() > 1 {
+            list.passed_by(&team.passed, number);
+        }
+        let others = |peer: &&mut Peer| peer.rank != team.me;
+        for peer in state.peers.iter_mut().filter(others) {
+            if let Some(lane) = peer.link.lane(lanes[peer.rank as usize]) {
+                list.lane(lane)?;
+            }
+        }
+        list.post(stream, room)
+    }
+
+    /// Enqueues the kernels that compare the words and make the result.
+    fn launch(
+        &self,
+        engine: &Engine,
+        kernels: &Kernels,
+        (job, number): (&Job<'_>, u64),
+        stream: &Stream,
+        into: Option<&Slice>,
+    ) -> Result<()> {
+        let (me, ranks) = (engine.rank, engine.size);
+        let addr = |offset: usize| self.memory().region().addr().0 + offset as u64;
+        let shape = job.shape(me);
+        let (element, op) = match job.call {
+            Call::AllReduce { element, op } => (element, op),
+            _ => (0, 0),
+        };
+        let first_slot = match job.call {
+            Call::Broadcast { root } => root,
+            _ => 0,
+        };
+        let parity = parity(number);
+        let mut params = Collect {
+            words: addr(self.layout.word(parity, 0)),
+            slots: addr(self.layout.slot(parity, first_slot)),
+            stride: self.layout.room as u64,
+            own: addr(self.source(job, number, me)),
+            out: into.map_or(0, Slice::addr),
+            len: job.len as u64,
+            expected: collective::word(number, job.call, job.len),
+            fault: self.team.fault[0].addr().0,
+            error: engine.error.addr().0,
+            passed: 0,
+            call: number,
+            ranks,
+            me,
+            count: 0,
+            first: 0,
+            shape: shape as u32,
+            element,
+            op,
+            reserved: 0,
+            lens: [0; LENS],
+        };
+        let at_once = match shape {
+            Shape::Varied => LENS as u32,
+            _ => ranks,
+        };
+        for first in (0..ranks).step_by(at_once as usize) {
+            params.first = first;
+            params.count = at_once.min(ranks - first);
+            if shape == Shape::Varied {
+                let these = first..first + params.count;
+                for (len, rank) in params.lens.iter_mut().zip(these.clone()) {
+                    *len = job.from(rank) as u32;
+                }
+            }
+            if first + params.count == ranks {
+                params.passed = self.team.passed.addr().0;
+            }
+            // SAFETY: words and slots belong to the team, the result to a slice that is as long as
+            // the call requires. Memory that is returned stays accessible until the operations
+            // enqueued before have run.
+            unsafe { kernels.collect(stream, &params)? };
+            let lens = params.lens.iter().take(params.count as usize);
+            params.out += lens.map(|len| u64::from(*len)).sum::<u64>();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! The parts of a step by the CPU, which waits and copies itself.
+
+use std::time::Duration;
+
+use super::by_stream::{Open, READY, Refused, SEND, WAIT, give_ready, reserve, with_plan};
+use super::exchange::Exchange;
+use crate::error::{Error, Kind, Result, time};
+use crate::plan::Plan;
+use crate::request::step::{Side, parity, reached};
+use crate::two_sided::engine::Engine;
+use crate::two_sided::{On, State};
+
+impl Engine {
+    /// Gives ready for the next step to all neighbours.
+    pub fn ready_by_cpu(&self, x: &Exchange) -> Result<()> {
+        let mut calls = x.calls(READY)?;
+        let step = calls.may_ready(x.ahead)?;
+        self.with_lanes(x, On::Cpu, &mut calls, |open| {
+            with_plan(open, |open, plan| {
+                for (side, port) in x.board.sides.iter().zip(&x.ports) {
+                    if let Some(at) = open.at(side.rank) {
+                        give_ready(open, plan, at, port, step)?;
+                    }
+                }
+                post(open, plan)
+            })
+        })?;
+        calls.ready = step;
+        Ok(())
+    }
+
+    /// Waits, at most `limit`, until all neighbours have given ready, and sends them the data of
+    /// the next step.
+    pub fn send_by_cpu(&self, x: &Exchange, limit: Duration) -> Result<()> {
+        let mut calls = x.calls(SEND)?;
+        let step = calls.may_send()?;
+        let late = self.wait_for_sides(x, limit, |_, state, _, side| {
+            reached(&side.ready[parity(step)], step) || state.given_up(side.rank).is_some()
+        });
+        if let Some(side) = late {
+            return Err(self.late_side(SEND, side, step, limit, "its ready word"));
+        }
+        x.pack.execute(parity(step))?;
+        let record = self.with_lanes(x, On::Cpu, &mut calls, |open| {
+            reserve(self, open)?;
+            with_plan(open, |open, plan| {
+                self.prepare_data(x, open, plan, step)?;
+                post(open, plan)
+            })?;
+            Ok(self.record_step(x, open, step, None))
+        })?;
+        calls.sent = step;
+        calls.sender = None;
+        calls.record = record;
+        Ok(())
+    }
+
+    /// Waits, at most `limit`, for the data of the step that was sent last, and for its own puts.
+    pub fn wait_by_cpu(&self, x: &Exchange, limit: Duration) -> Result<()> {
+        let mut calls = x.calls(WAIT)?;
+        let step = calls.may_wait(None)?;
+        let late = self.wait_for_sides(x, limit, |_, state, at, side| {
+            let arrived = reached(&side.arrived[parity(step)], step);
+            let lost = state.given_up(side.rank).is_some();
+            lost || arrived && state.sent(&x.board, at, step) == Some(true)
+        });
+        if let Some(side) = late {
+            return Err(self.late_side(WAIT, side, step, limit, "its data"));
+        }
+        if x.flushes {
+            self.gpu.flush_remote_writes();
+        }
+        x.unpack.execute(parity(step))?;
+        calls.waited = step;
+        let Some(key) = calls.record.take() else {
+            return Ok(());
+        };
+        let state = &mut *self.lock();
+        // Finds the neighbours that were lost.
+        self.advance_step(state, key);
+        let lost = match state.requests.step_mut(key) {
+            Some(step) => step.lost().map(|side| (side.rank, side.receive)),
+            None => None,
+        };
+        self.end_step_of_call(state, key);
+        let Some((rank, tag)) = lost else {
+            return Ok(());
+        };
+        let error = match state.peers.get(rank) {
+            Some(peer) => peer.error(WAIT),
+            None => Error::new(WAIT, Kind::Closed, format!("rank {rank} is not connected")),
+        };
+        Err(error.of_message(Some(rank), tag, step))
+    }
+
+    /// Waits, at most `limit`, until `is_over` holds for each neighbour. Returns the first for
+    /// which it does not.
+    fn wait_for_sides<'x>(
+        &self,
+        x: &'x Exchange,
+        limit: Duration,
+        is_over: impl Fn(&Engine, &mut State, usize, &Side) -> bool,
+    ) -> Option<&'x Side> {
+        let mut late = None;
+        let mut from = 0;
+        self.wait_until(limit, &mut |state| {
+            let mut sides = x.board.sides.iter().enumerate().skip(from);
+            late = sides.find(|(at, side)| !is_over(self, state, *at, side));
+            // What is over stays over.
+            from = late.map_or(0, |(at, _)| at);
+            late.is_none()
+        });
+        late.map(|(_, side)| side)
+    }
+
+    #[cold]
+    fn late_side(
+        &self,
+        operation: &'static str,
+        side: &Side,
+        step: u64,
+        limit: Duration,
+        what: &str,
+    ) -> Error {
+        let Side { rank, receive, .. } = side;
+        let what = format!(
+            "step {step}: {what} has not arrived from the neighbour rank {rank}, receive tag \
+             {receive}, within {}",
+            time(limit)
+        );
+        Error::new(operation, Kind::Timeout, what).of_message(Some(*rank), *receive, step)
+    }
+}
+
+/// Posts the puts of a plan by the CPU.
+fn post(open: &mut Open<'_>, plan: &mut Plan<'_>) -> Result<(), Refused> {
+    let posted = plan.post_by_cpu(&mut open.state.peers);
+    posted.map_err(|refusal| open.refused(refusal.error, refusal.torn))
+}

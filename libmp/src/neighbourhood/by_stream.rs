@@ -1,0 +1,441 @@
+//! The parts of a step on a stream: each is one plan over all neighbours.
+//!
+//! Nothing is put to a neighbour that was given up: the other neighbours complete. A part that is
+//! refused because the queue of a neighbour has failed meanwhile is tried again without that
+//! neighbour. The stream waits for the words of all neighbours; the background work releases the
+//! waits for neighbours that were given up.
+
+use std::mem;
+
+use gdsync::Stream;
+
+use super::exchange::{Calls, Exchange, Port, Table};
+use crate::error::{Error, Kind, Result};
+use crate::mutant::{Mutant, on};
+use crate::path::{Batch, Put};
+use crate::plan::{At, Launch, Plan, Refusal};
+use crate::region::Slice;
+use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
+use crate::request::step::{Step, parity};
+use crate::request::table::RequestKey;
+use crate::two_sided::engine::Engine;
+use crate::two_sided::{On, State, Target, closed};
+
+pub(super) const READY: &str = "give ready to neighbours";
+pub(super) const SEND: &str = "send to neighbours";
+pub(super) const WAIT: &str = "wait for neighbours";
+
+impl Calls {
+    /// The step whose ready is due.
+    ///
+    /// # Errors
+    /// `Busy` if an earlier step is not waited for.
+    pub fn may_ready(&self, ahead: u64) -> Result<u64> {
+        let step = self.ready + 1;
+        if step <= self.waited + ahead {
+            return Ok(step);
+        }
+        let what = format!(
+            "step {} is not waited for, and step {step} would overwrite its data; call wait_on or \
+             wait first, or use Neighbours::double_buffered",
+            step - ahead
+        );
+        Err(Error::new(READY, Kind::Busy, what).with_limit(ahead, "steps"))
+    }
+
+    /// The step whose send is due.
+    ///
+    /// # Errors
+    /// `Busy` if the step before is not waited for; `NoSuchRequest` if ready was not given.
+    pub fn may_send(&self) -> Result<u64> {
+        let step = self.sent + 1;
+        if self.waited < self.sent {
+            let what = format!(
+                "step {} is not waited for; call wait_on or wait first",
+                self.sent
+            );
+            return Err(Error::new(SEND, Kind::Busy, what));
+        }
+        if self.ready < step {
+            let what = format!(
+                "ready was not given for step {step}, and neighbours that do the same would wait \
+                 for each other; call ready_on or ready first"
+            );
+            return Err(Error::new(SEND, Kind::NoSuchRequest, what));
+        }
+        Ok(step)
+    }
+
+    /// The step whose wait is due; `by`: a stream, or the CPU.
+    ///
+    /// # Errors
+    /// `NoSuchRequest` if it was not sent; `Invalid` if another side has sent it.
+    pub fn may_wait(&self, by: Option<u64>) -> Result<u64> {
+        let step = self.waited + 1;
+        if self.sent < step {
+            let what = format!("step {step} was not sent; call send_on or send first");
+            return Err(Error::new(WAIT, Kind::NoSuchRequest, what));
+        }
+        if self.sender != by {
+            let side = |side: Option<u64>| match side {
+                Some(stream) => format!("stream {stream}"),
+                None => "the CPU".to_owned(),
+            };
+            let what = format!(
+                "{} has sent step {step}, and {} cannot wait for it; use one side for both calls \
+                 of a step",
+                side(self.sender),
+                side(by)
+            );
+            return Err(Error::new(WAIT, Kind::Invalid, what));
+        }
+        Ok(step)
+    }
+}
+
+/// What a plan was refused for.
+pub(super) enum Refused {
+    /// The queue of a neighbour has failed.
+    Queue,
+    Other(Refusal),
+}
+
+/// The state of the engine with the lane of a call. `careful`: queues are looked at before use.
+pub(super) struct Open<'g> {
+    pub state: &'g mut State,
+    lane: u8,
+    shared: bool,
+    careful: bool,
+}
+
+impl Open<'_> {
+    /// The lane to a neighbour; `None` if the neighbour is lost.
+    pub fn at(&mut self, rank: u32) -> Option<At> {
+        let peer = self.state.peers.get(rank)?;
+        if !peer.is_here() {
+            return None;
+        }
+        let mut lane = peer.stand_in[usize::from(self.lane)];
+        if self.shared && !peer.is_open(lane, Target::Lanes) {
+            lane = self.state.share_lane(rank, self.lane, Target::Lanes)?;
+        }
+        if self.careful {
+            let link = &mut self.state.peers.get_mut(rank)?.link;
+            if link.error_of(lane).is_some() {
+                return None;
+            }
+        }
+        Some(At { rank, lane })
+    }
+
+    /// Prepares puts to a neighbour for a plan.
+    pub fn prepare(
+        &mut self,
+        plan: &mut Plan<'_>,
+        at: At,
+        prepare: impl FnOnce(&mut Batch<'_, 3>) -> Result<Put>,
+    ) -> Result<Put, Refused> {
+        let link = self.state.peers.get_mut(at.rank).map(|peer| &mut peer.link);
+        let lane = link.and_then(|link| link.lane(at.lane)).ok_or_else(|| {
+            let what = format!("the lane to rank {} is not open", at.rank);
+            refused(closed(what, at.rank))
+        })?;
+        let mut batch = Batch::short(lane);
+        // A batch of which a part is refused has undone itself.
+        let last = prepare(&mut batch).map_err(|e| e.of_peer(at.rank));
+        if last.is_ok() {
+            plan.puts(at, batch.all());
+        }
+        last.map_err(|e| self.refused(e, false))
+    }
+
+    /// The reason of a refusal.
+    pub fn refused(&mut self, error: Error, torn: bool) -> Refused {
+        let failed = matches!(error.kind(), Kind::PeerFailed(_) | Kind::Failed(_));
+        match failed && !self.careful && !torn {
+            true => Refused::Queue,
+            false => Refused::Other(Refusal { error, torn }),
+        }
+    }
+}
+
+impl Engine {
+    /// Opens the lanes of `on` to all neighbours that are not lost, and calls `attempt`, again
+    /// after a queue has failed. Undoes nothing: `attempt` does.
+    pub(super) fn with_lanes<T>(
+        &self,
+        x: &Exchange,
+        on: On<'_>,
+        calls: &mut Calls,
+        mut attempt: impl FnMut(&mut Open<'_>) -> Result<T, Refused>,
+    ) -> Result<T> {
+        let mut shared = false;
+        let mut careful = false;
+        self.with_room(|| {
+            loop {
+                let mut guard = self.lock();
+                let lane = self.lane_of(&mut guard, &on);
+                self.sweep_if_crowded(&mut guard);
+                let closed = |rank: u32| match guard.peers.get(rank) {
+                    None => true,
+                    Some(peer) => peer.is_here() && !peer.is_open(lane, Target::Lanes),
+                };
+                let mut ranks = x.board.sides.iter().map(|side| side.rank);
+                if !shared && let Some(rank) = ranks.find(|rank| closed(*rank)) {
+                    drop(guard);
+                    let (_, opened) = self.ensure(rank, &on, Target::Lanes)?;
+                    shared = opened != lane;
+                    continue;
+                }
+                let mut open = Open {
+                    state: &mut guard,
+                    lane,
+                    shared,
+                    careful,
+                };
+                match attempt(&mut open) {
+                    Ok(done) => return Ok(done),
+                    Err(Refused::Queue) => careful = true,
+                    Err(Refused::Other(Refusal { error, torn })) => {
+                        calls.torn |= torn;
+                        return Err(error);
+                    }
+                }
+            }
+        })
+    }
+
+    /// Makes the stream give ready for the next step to all neighbours.
+    pub fn ready_on(&self, x: &Exchange, stream: &Stream) -> Result<()> {
+        let on = On::Stream(stream, None);
+        on.check(&self.gpu, READY)?;
+        let mut calls = x.calls(READY)?;
+        let step = calls.may_ready(x.ahead)?;
+        self.with_lanes(x, on, &mut calls, |open| {
+            with_plan(open, |open, plan| {
+                for (side, port) in x.board.sides.iter().zip(&x.ports) {
+                    let Some(at) = open.at(side.rank) else {
+                        continue;
+                    };
+                    give_ready(open, plan, at, port, step)?;
+                }
+                post(open, plan, stream, None)
+            })
+        })?;
+        calls.ready = step;
+        Ok(())
+    }
+
+    /// Makes the stream send the data of the next step to all neighbours that have given ready.
+    pub fn send_on(&self, x: &Exchange, stream: &Stream) -> Result<()> {
+        let on = On::Stream(stream, None);
+        on.check(&self.gpu, SEND)?;
+        let mut calls = x.calls(SEND)?;
+        let step = calls.may_send()?;
+        let table = x.pack.tables[parity(step)].as_ref();
+        let launch = |stream: &Stream| self.launch(table, stream);
+        self.need_kernels(SEND, x.pack.moves.is_empty())?;
+        let record = self.with_lanes(x, on, &mut calls, |open| {
+            reserve(self, open)?;
+            with_plan(open, |open, plan| {
+                if table.is_some() {
+                    plan.kernel_here();
+                }
+                let (waits_for, word) = match on_stale_ready(step) {
+                    true => (step - 1, parity(step - 1)),
+                    false => (step, parity(step)),
+                };
+                for side in &x.board.sides {
+                    plan.wait(&side.ready[word], waits_for, false);
+                }
+                self.prepare_data(x, open, plan, step)?;
+                post(open, plan, stream, table.map(|_| &launch as _))
+            })?;
+            Ok(self.record_step(x, open, step, Some(stream)))
+        })?;
+        calls.sent = step;
+        calls.sender = Some(stream.id());
+        calls.record = record;
+        Ok(())
+    }
+
+    /// Makes the stream wait for the data of the step that was sent last, and for its own puts.
+    pub fn wait_on_neighbours(&self, x: &Exchange, stream: &Stream) -> Result<()> {
+        let on = On::Stream(stream, None);
+        on.check(&self.gpu, WAIT)?;
+        let mut calls = x.calls(WAIT)?;
+        let step = calls.may_wait(Some(stream.id()))?;
+        let record = calls.record;
+        self.need_kernels(WAIT, x.unpack.moves.is_empty())?;
+        let landing = match on_wrong_parity() {
+            true => parity(step + 1),
+            false => parity(step),
+        };
+        let table = x.unpack.tables[landing].as_ref();
+        let launch = |stream: &Stream| self.launch(table, stream);
+        self.with_lanes(x, on, &mut calls, |open| {
+            with_plan(open, |open, plan| {
+                let last = x.board.last();
+                for (side, put) in x.board.sides.iter().zip(&last.puts) {
+                    if let (Some(at), Some((lane, put))) = (open.at(side.rank), *put) {
+                        plan.done(At { lane, ..at }, put);
+                    }
+                }
+                drop(last);
+                for (i, side) in (1..).zip(&x.board.sides) {
+                    // One flush behind all waits makes the data of all neighbours visible.
+                    let flush = x.flushes && i == x.board.sides.len();
+                    plan.wait(&side.arrived[parity(step)], step, flush);
+                }
+                plan.store(&x.board.passed, step);
+                plan.passed_by(&x.board.passed, step);
+                if table.is_some() {
+                    plan.kernel_here();
+                }
+                post(open, plan, stream, table.map(|_| &launch as _))
+            })?;
+            let order = open.state.requests.next_order();
+            if let Some(step) = record.and_then(|key| open.state.requests.step_mut(key)) {
+                step.wait = Some(order);
+            }
+            Ok(())
+        })?;
+        calls.waited = step;
+        Ok(())
+    }
+
+    /// Prepares the data of a step and the word behind it, to each neighbour; notes the last puts.
+    pub(super) fn prepare_data(
+        &self,
+        x: &Exchange,
+        open: &mut Open<'_>,
+        plan: &mut Plan<'_>,
+        step: u64,
+    ) -> Result<(), Refused> {
+        let mut last = x.board.last();
+        last.step = step;
+        for (i, (side, port)) in x.board.sides.iter().zip(&x.ports).enumerate() {
+            last.puts[i] = None;
+            let Some(at) = open.at(side.rank) else {
+                continue;
+            };
+            let arrived = port.arrived[parity(step)];
+            let put = open.prepare(plan, at, |batch| {
+                if let Some(to) = port.data[parity(step)] {
+                    batch.put(port.from.iter().map(Slice::piece), to)?;
+                }
+                batch.announce(&step.to_le_bytes(), arrived)
+            })?;
+            last.puts[i] = Some((at.lane, put));
+        }
+        Ok(())
+    }
+
+    /// The record of a step that was sent; none if no neighbour is another rank.
+    pub(super) fn record_step(
+        &self,
+        x: &Exchange,
+        open: &mut Open<'_>,
+        number: u64,
+        stream: Option<&Stream>,
+    ) -> Option<RequestKey> {
+        let first = x.board.sides.first()?;
+        let requests = &mut open.state.requests;
+        let common = Common {
+            number,
+            poster: Poster {
+                lane: 0,
+                stream: stream.map(Stream::downgrade),
+            },
+            handle: Handle::Dropped,
+            order: requests.next_order(),
+            ..Common::new(first.rank, first.receive, &[])
+        };
+        let operation = Operation::Step(Step {
+            board: x.board.clone(),
+            number,
+            wait: None,
+            done: None,
+        });
+        Some(requests.put(Entry { common, operation }))
+    }
+
+    /// # Errors
+    /// `Unsupported` if the GPU runs no kernels, and they are needed.
+    fn need_kernels(&self, operation: &'static str, none: bool) -> Result<()> {
+        match none {
+            true => Ok(()),
+            false => self.kernels(operation).map(drop),
+        }
+    }
+
+    /// Enqueues the moves of a table.
+    fn launch(&self, table: Option<&Table>, stream: &Stream) -> Result<()> {
+        let Some(table) = table else {
+            return Ok(());
+        };
+        let kernels = self.kernels(SEND)?;
+        // SAFETY: the table names pieces, which `Strided` has checked, and library memory with room
+        // for all of them. The exchange holds the table, and the board, which holds all of that
+        // memory. Memory that is returned stays accessible until the stream has run what was
+        // enqueued before.
+        unsafe { kernels.moves(stream, &table.params, table.dims) }
+    }
+}
+
+fn on_stale_ready(step: u64) -> bool {
+    on(Mutant::StaleReady) && step > 1
+}
+
+fn on_wrong_parity() -> bool {
+    on(Mutant::WrongParity)
+}
+
+/// Reserves room for the record of a step.
+pub(super) fn reserve(engine: &Engine, open: &mut Open<'_>) -> Result<(), Refused> {
+    open.state.requests.reserve(&engine.gpu).map_err(refused)
+}
+
+/// Prepares the ready word of a step.
+pub(super) fn give_ready(
+    open: &mut Open<'_>,
+    plan: &mut Plan<'_>,
+    at: At,
+    port: &Port,
+    step: u64,
+) -> Result<(), Refused> {
+    let to = port.ready[parity(step)];
+    open.prepare(plan, at, |batch| batch.put_word(step, to))
+        .map(drop)
+}
+
+/// A refusal of a call of which nothing is enqueued.
+pub(super) fn refused(error: Error) -> Refused {
+    let torn = false;
+    Refused::Other(Refusal { error, torn })
+}
+
+/// Calls `collect` with an empty plan, which it posts, and keeps the buffers. If it fails, its puts
+/// are aborted.
+pub(super) fn with_plan<'a, T>(
+    open: &mut Open<'_>,
+    collect: impl FnOnce(&mut Open<'_>, &mut Plan<'a>) -> Result<T, Refused>,
+) -> Result<T, Refused> {
+    let mut plan = mem::take(&mut open.state.plan).emptied();
+    let collected = collect(open, &mut plan);
+    if collected.is_err() {
+        plan.undo(&mut open.state.peers);
+    }
+    open.state.plan = plan.emptied();
+    collected
+}
+
+fn post<'a>(
+    open: &mut Open<'_>,
+    plan: &mut Plan<'a>,
+    stream: &Stream,
+    kernel: Option<Launch<'_>>,
+) -> Result<(), Refused> {
+    let posted = plan.post(stream, &mut open.state.peers, kernel);
+    posted.map_err(|Refusal { error, torn }| open.refused(error, torn))
+}

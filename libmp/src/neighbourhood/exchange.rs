@@ -1,0 +1,420 @@
+//! [`Exchange`]: what is fixed when a neighbourhood is built. Memory, addresses and keys of both
+//! sides, and the moves between the pieces and the memory that the NIC uses.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gdsync::Gpu;
+use gdsync::gpu::{Dims, MemoryKind, Region};
+use zerocopy::IntoBytes;
+
+use super::join::sizes;
+use super::spec::{BUILD, Neighbour, check};
+use crate::error::{Error, Kind, Result};
+use crate::kernels::{Moves, Pieces, moves_of};
+use crate::path::{Keys, Path, Remote, Rights, Span};
+use crate::region::{Memory, Slice, Strided};
+use crate::request::step::{Board, Side, before};
+use crate::request::table::RequestKey;
+use crate::two_sided::engine::Engine;
+use crate::wire::control::Neighbour as Named;
+use crate::wire::record::Record;
+
+/// Bytes of a word, and number of words of a neighbour: ready and arrival, by parity of the step.
+const WORD: usize = 8;
+const WORDS: usize = 4;
+/// Alignment of the bytes of a neighbour in library memory.
+const ALIGN: usize = 64;
+
+/// What this rank puts to a neighbour, and to which places. The indices are parities of steps.
+pub(super) struct Port {
+    pub ready: [Span; 2],
+    pub arrived: [Span; 2],
+    pub data: [Option<Span>; 2],
+    /// The bytes that are sent, which the NIC gathers.
+    pub from: Vec<Slice>,
+}
+
+/// A copy between pieces and contiguous bytes.
+pub(super) struct Move {
+    pub pieces: Strided,
+    pub packed: Memory,
+    /// The offset of the bytes, by parity of the step.
+    pub at: [usize; 2],
+    pub scatters: bool,
+}
+
+/// Moves that one kernel executes.
+pub(super) struct Table {
+    pub params: Moves,
+    pub dims: Dims,
+    _memory: Region,
+}
+
+/// The moves of a part of a step: for the CPU, and for kernels by parity of the step. Empty tables
+/// are `None`.
+#[derive(Default)]
+pub(super) struct Copies {
+    pub moves: Vec<Move>,
+    pub tables: [Option<Table>; 2],
+}
+
+/// The position of the application in its calls.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    /// The last steps whose ready, send and wait were posted.
+    pub ready: u64,
+    pub sent: u64,
+    pub waited: u64,
+    /// The side that sent the last step: a stream's number, or the CPU.
+    pub sender: Option<u64>,
+    /// The record of the last step that was sent.
+    pub record: Option<RequestKey>,
+    /// Only a part of a call was enqueued.
+    pub torn: bool,
+}
+
+/// A neighbourhood.
+pub(crate) struct Exchange {
+    /// The neighbours that are other ranks, in the order of `ports`.
+    pub board: Arc<Board>,
+    pub(super) ports: Vec<Port>,
+    /// Steps that may be ready and not waited for: 2 with double buffering.
+    pub(super) ahead: u64,
+    pub(super) pack: Copies,
+    pub(super) unpack: Copies,
+    /// NICs write data to GPU memory.
+    pub(super) flushes: bool,
+    calls: Mutex<Calls>,
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.board.abandon();
+    }
+}
+
+impl Exchange {
+    /// The lock of the calls.
+    ///
+    /// # Errors
+    /// `Closed` if a part of an earlier call is missing.
+    pub(super) fn calls(&self, operation: &'static str) -> Result<MutexGuard<'_, Calls>> {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        match calls.torn {
+            false => Ok(calls),
+            true => {
+                let what = "the GPU accepted only a part of an earlier call; build the \
+                            neighbourhood again";
+                Err(Error::new(operation, Kind::Closed, what))
+            }
+        }
+    }
+
+    /// The number of the last step that was sent.
+    pub fn step(&self) -> u64 {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.sent
+    }
+}
+
+/// Library memory that is laid out before it is allocated.
+#[derive(Default)]
+struct Layout {
+    len: usize,
+    device: bool,
+}
+
+impl Layout {
+    /// Room for `len` bytes of these pieces.
+    fn add(&mut self, pieces: &[Strided], len: u64) -> usize {
+        let in_gpu = |piece: &Strided| piece.memory().region().kind() == MemoryKind::Device;
+        self.device |= pieces.iter().any(in_gpu);
+        let at = self.len;
+        self.len = (at + len as usize).next_multiple_of(ALIGN);
+        at
+    }
+
+    fn alloc(&self, engine: &Engine, rights: Rights) -> Result<Memory> {
+        let kind = match self.device {
+            true => MemoryKind::Device,
+            false => MemoryKind::Pinned,
+        };
+        let region = engine.gpu.alloc(kind, self.len.max(ALIGN))?;
+        Ok(Memory::new(engine.paths.register(&region, rights)?))
+    }
+}
+
+/// The places of the data of one neighbour in library memory: `None` if the NIC uses the pieces.
+struct Staged {
+    landing: Option<[usize; 2]>,
+    packing: Option<usize>,
+}
+
+impl Engine {
+    /// Builds a neighbourhood with the neighbours, which do the same.
+    pub fn build_neighbourhood(
+        &self,
+        neighbours: Vec<Neighbour>,
+        double: bool,
+    ) -> Result<Exchange> {
+        let all = check(self, neighbours)?;
+        let (own, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|one| one.rank == self.rank);
+        let (mut landing, mut packing) = (Layout::default(), Layout::default());
+        let mut place = |one: &Neighbour| Staged {
+            landing: match one.direct() {
+                Some(_) if !double => None,
+                _ if one.receives() == 0 => None,
+                _ => {
+                    let mut add = || landing.add(&one.received, one.receives());
+                    let first = add();
+                    Some([first, if double { add() } else { first }])
+                }
+            },
+            packing: match one.rank == self.rank || one.is_gathered(&others) {
+                true => None,
+                false => Some(packing.add(&one.sent, one.sends())),
+            },
+        };
+        let staged: Vec<Staged> = others.iter().chain(&own).map(&mut place).collect();
+        let landing = landing.alloc(self, Rights::Write)?;
+        let packing = packing.alloc(self, Rights::Source)?;
+        let words = self.words(others.len())?;
+
+        let (mut pack, mut unpack) = (Vec::new(), Vec::new());
+        for (one, staged) in others.iter().chain(&own).zip(&staged) {
+            if let Some(at) = staged.packing {
+                moves(&mut pack, &one.sent, &packing, [at; 2], false);
+            }
+            if let Some(at) = staged.landing {
+                moves(&mut unpack, &one.received, &landing, at, true);
+            }
+        }
+        let staged_own = &staged[others.len()..];
+        self.move_to_itself(&mut pack, &own, staged_own, &landing)?;
+
+        let mine = others.iter().zip(&staged).enumerate();
+        let mine = mine.map(|(at, (one, staged))| self.side(one, staged, at, &words, &landing));
+        let theirs = self.join_neighbours(&others, mine.collect())?;
+        let ports = others.iter().zip(&staged).zip(&theirs);
+        let ports = ports.map(|((one, staged), side)| self.port(one, staged, side, &packing));
+        let ports = ports.collect::<Result<Vec<Port>>>()?;
+
+        let in_gpu = |memory: &Memory| memory.region().kind() == MemoryKind::Device;
+        let landings = others.iter().zip(&staged);
+        let flushes = landings
+            .into_iter()
+            .any(|(one, staged)| match staged.landing {
+                Some(_) => in_gpu(&landing),
+                None => one.direct().is_some_and(|slice| in_gpu(slice.memory())),
+            });
+        let pieces = others.iter().chain(&own);
+        let pieces = pieces.flat_map(|one| one.sent.iter().chain(&one.received));
+        let mut memory: Vec<Memory> = pieces.map(|piece| piece.memory().clone()).collect();
+        memory.extend([landing, packing, words.clone()]);
+        let sides = others.iter().enumerate().map(|(at, one)| {
+            let word = |i| words.region().word64((WORDS * at + i) * WORD);
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            Ok(Side::new(one.rank, [one.send, one.receive], words))
+        });
+        let sides = sides.collect::<Result<Vec<_>>>()?;
+        let passed = self.gpu.alloc(MemoryKind::Pinned, ALIGN)?.word64(0)?;
+        passed.store(0)?;
+        Ok(Exchange {
+            board: Arc::new(Board::new(sides, passed, memory)),
+            ports,
+            ahead: 1 + u64::from(double),
+            pack: Copies::new(&self.gpu, pack)?,
+            unpack: Copies::new(&self.gpu, unpack)?,
+            flushes,
+            calls: Mutex::default(),
+        })
+    }
+
+    /// The words of this many neighbours.
+    fn words(&self, neighbours: usize) -> Result<Memory> {
+        let len = (neighbours * WORDS * WORD).max(ALIGN);
+        let words = Memory::new(self.paths.pinned(len, Rights::Words)?);
+        for at in 0..neighbours * WORDS {
+            let word = words.region().word64(at * WORD)?;
+            word.store(before(at % 2))?;
+        }
+        Ok(words)
+    }
+
+    /// This rank's side, for the neighbour.
+    fn side(
+        &self,
+        one: &Neighbour,
+        staged: &Staged,
+        at: usize,
+        words: &Memory,
+        landing: &Memory,
+    ) -> Named {
+        let path = self.paths.to(one.rank);
+        let block = |keys: &Keys| -> Vec<Record> { vec![keys.record(path)] };
+        let (landing, landing_block) = match (staged.landing, one.direct()) {
+            (Some(at), _) => (at, block(landing.keys())),
+            (None, Some(slice)) => ([slice.offset(); 2], block(slice.memory().keys())),
+            (None, None) => ([0; 2], Vec::new()),
+        };
+        Named {
+            send: one.send,
+            receive: one.receive,
+            sends: one.sends(),
+            receives: one.receives(),
+            words: (WORDS * at * WORD) as u64,
+            words_block: block(words.keys()),
+            landing: landing.map(|at| at as u64),
+            landing_block,
+        }
+    }
+
+    /// The places at a neighbour, from its side.
+    fn port(
+        &self,
+        one: &Neighbour,
+        staged: &Staged,
+        side: &Named,
+        packing: &Memory,
+    ) -> Result<Port> {
+        let path: Path = self.paths.to(one.rank);
+        let named = || -> Result<([Span; WORDS], [Option<Span>; 2])> {
+            let words = Remote::any(path, &side.words_block)?;
+            let word = |i: usize| words.span(side.words as usize + i * WORD, WORD);
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            if one.sends() == 0 {
+                return Ok((words, [None; 2]));
+            }
+            let landing = Remote::any(path, &side.landing_block)?;
+            let span = |at: u64| landing.span(at as usize, one.sends() as usize).map(Some);
+            Ok((words, [span(side.landing[0])?, span(side.landing[1])?]))
+        };
+        let ([even, odd, even_data, odd_data], data) = named().map_err(|e| {
+            let what = format!("{} named memory that is too short: {e}", one.name());
+            one.error(Kind::Protocol, what)
+        })?;
+        let from = match staged.packing {
+            Some(at) => vec![packing.slice(at, one.sends() as usize)?],
+            None => one
+                .sent
+                .iter()
+                .flat_map(|piece| piece.pieces().to_vec())
+                .collect(),
+        };
+        Ok(Port {
+            ready: [even, odd],
+            arrived: [even_data, odd_data],
+            data,
+            from,
+        })
+    }
+
+    /// Adds the moves of the data that this rank sends to itself.
+    fn move_to_itself(
+        &self,
+        pack: &mut Vec<Move>,
+        own: &[Neighbour],
+        staged: &[Staged],
+        landing: &Memory,
+    ) -> Result<()> {
+        for one in own {
+            let matches =
+                |other: &&Neighbour| (other.send, other.receive) == (one.receive, one.send);
+            let Some(at) = own.iter().position(|other| matches(&other)) else {
+                let what = format!(
+                    "{}, this rank itself, has no neighbour with the two tags in exchanged places; \
+                     add one",
+                    one.name()
+                );
+                return Err(one.error(Kind::Missing, what));
+            };
+            let to = &own[at];
+            let side = Named {
+                sends: to.sends(),
+                receives: to.receives(),
+                ..Named::default()
+            };
+            sizes(one, &side)?;
+            match (staged[at].landing, to.direct()) {
+                (Some(at), _) => moves(pack, &one.sent, landing, at, false),
+                (None, Some(slice)) => {
+                    moves(pack, &one.sent, slice.memory(), [slice.offset(); 2], false);
+                }
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds the moves of pieces whose contiguous bytes begin at `at`.
+fn moves(
+    list: &mut Vec<Move>,
+    pieces: &[Strided],
+    packed: &Memory,
+    at: [usize; 2],
+    scatters: bool,
+) {
+    let mut from = 0;
+    for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
+        list.push(Move {
+            pieces: piece.clone(),
+            packed: packed.clone(),
+            at: at.map(|at| at + from),
+            scatters,
+        });
+        from += piece.len();
+    }
+}
+
+impl Copies {
+    fn new(gpu: &Gpu, moves: Vec<Move>) -> Result<Copies> {
+        let tables = [table(gpu, &moves, 0)?, table(gpu, &moves, 1)?];
+        Ok(Copies { moves, tables })
+    }
+
+    /// Executes the moves of a step by the CPU.
+    pub fn execute(&self, parity: usize) -> Result<()> {
+        for one in &self.moves {
+            let (packed, at) = (&one.packed, one.at[parity]);
+            match one.scatters {
+                true => one.pieces.scatter(packed, at, one.pieces.len() as u64)?,
+                false => one.pieces.gather(packed, at)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The table of the moves of one parity, in memory of the GPU.
+fn table(gpu: &Gpu, moves: &[Move], parity: usize) -> Result<Option<Table>> {
+    if moves.is_empty() || !gpu.caps().kernels {
+        return Ok(None);
+    }
+    let entry = |one: &Move| {
+        let packed = one.packed.region().addr().0 + one.at[parity] as u64;
+        Pieces {
+            scatters: one.scatters.into(),
+            ..one.pieces.gathering(packed)
+        }
+    };
+    let entries: Vec<Pieces> = moves.iter().map(entry).collect();
+    let longest = entries.iter().map(|entry| entry.len).max().unwrap_or(0);
+    let count = u32::try_from(entries.len()).map_err(|_| {
+        let what = "the neighbours have too many pieces; use Strided pieces";
+        Error::new(BUILD, Kind::Invalid, what).with_limit(u32::MAX, "pieces")
+    })?;
+    let (blocks, dims) = moves_of(gpu, count, longest);
+    let memory = gpu.alloc(MemoryKind::Device, size_of_val(&entries[..]))?;
+    memory.write(0, entries.as_bytes())?;
+    Ok(Some(Table {
+        params: Moves {
+            table: memory.addr().0,
+            count,
+            blocks,
+        },
+        dims,
+        _memory: memory,
+    }))
+}

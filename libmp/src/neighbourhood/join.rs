@@ -1,0 +1,145 @@
+//! Building a neighbourhood with the neighbours: each rank sends its side to each neighbour, as a
+//! control message.
+
+use super::spec::{BUILD, Neighbour};
+use crate::error::{Error, Kind, Result, time};
+use crate::two_sided::engine::Engine;
+use crate::two_sided::{State, join};
+use crate::wire::control::{Control, Neighbour as Side};
+
+impl Engine {
+    /// Exchanges the sides of a neighbourhood: `mine` are this rank's, in the order of
+    /// `neighbours`. Returns those of the neighbours, in the same order.
+    ///
+    /// # Errors
+    /// `Missing`, `PeerFailed` or `BootstrapLost`; `Invalid` if sizes differ.
+    pub(super) fn join_neighbours(
+        &self,
+        neighbours: &[Neighbour],
+        mine: Vec<Side>,
+    ) -> Result<Vec<Side>> {
+        self.name_sides(&mut self.lock(), neighbours, mine)?;
+        let mut theirs: Vec<Option<Side>> = vec![None; neighbours.len()];
+        let deadline = self.host().now() + self.config.timeout;
+        let mut differs = None;
+        let mut lost = None;
+        self.wait(deadline, &mut || {
+            self.progress();
+            let state = &mut *self.lock();
+            for (one, place) in neighbours.iter().zip(&mut theirs) {
+                if place.is_none() {
+                    *place = take_side(state, one);
+                    if let Some(e) = place.as_ref().and_then(|side| sizes(one, side).err()) {
+                        differs.get_or_insert((one.rank, e));
+                    }
+                }
+                let peer = state.peers.get(one.rank);
+                if place.is_none()
+                    && let Some(peer) = peer.filter(|peer| !peer.is_here())
+                {
+                    lost = Some(peer.error(BUILD));
+                }
+            }
+            differs.is_some() || lost.is_some() || theirs.iter().all(Option::is_some)
+        });
+        let missing = neighbours
+            .iter()
+            .zip(&theirs)
+            .filter(|(_, side)| side.is_none());
+        let missing: Vec<&Neighbour> = missing.map(|(one, _)| one).collect();
+        let failed = match (differs, lost, missing.first()) {
+            (Some((rank, e)), ..) => (Some(rank), e),
+            (None, Some(e), _) => (None, e),
+            (None, None, Some(first)) => (None, self.missing(first, &missing)),
+            (None, None, None) => return Ok(theirs.into_iter().flatten().collect()),
+        };
+        // The rank whose sizes differ finds the same error.
+        let others = neighbours.iter().filter(|one| Some(one.rank) != failed.0);
+        for Neighbour {
+            rank,
+            send,
+            receive,
+            ..
+        } in others
+        {
+            let (send, receive) = (*send, *receive);
+            let withdrawn = Control::Withdrawn { send, receive };
+            self.send_control(&mut self.lock(), *rank, vec![withdrawn]);
+        }
+        Err(failed.1)
+    }
+
+    fn missing(&self, first: &Neighbour, all: &[&Neighbour]) -> Error {
+        let mut ranks: Vec<u32> = all.iter().map(|one| one.rank).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        let others = match ranks.len() {
+            1 => String::new(),
+            _ => format!(" (missing are ranks {})", join(&ranks)),
+        };
+        let what = format!(
+            "{} did not build a neighbourhood with this rank and the same tags within {} \
+             (Builder::timeout){others}; name this rank there with the two tags in exchanged places",
+            first.name(),
+            time(self.config.timeout),
+        );
+        first.error(Kind::Missing, what)
+    }
+
+    /// Sends this rank's sides to the neighbours.
+    fn name_sides(
+        &self,
+        state: &mut State,
+        neighbours: &[Neighbour],
+        mine: Vec<Side>,
+    ) -> Result<()> {
+        for one in neighbours {
+            let peer = state.peers.make(one.rank);
+            if let Some(peer) = peer.filter(|peer| !peer.is_here()) {
+                return Err(peer.error(BUILD));
+            }
+        }
+        if let Some(why) = state.outbox.lost().filter(|_| !neighbours.is_empty()) {
+            let what = format!("the bootstrap no longer reaches the other ranks ({why})");
+            return Err(Error::new(BUILD, Kind::BootstrapLost, what));
+        }
+        for (one, side) in neighbours.iter().zip(mine) {
+            self.send_control(state, one.rank, vec![Control::Neighbour(Box::new(side))]);
+        }
+        Ok(())
+    }
+}
+
+/// The side of a neighbour, if it has arrived.
+fn take_side(state: &mut State, one: &Neighbour) -> Option<Side> {
+    let sides = &mut state.peers.get_mut(one.rank)?.neighbours;
+    let first = sides.iter().position(|side| matches(one, side))?;
+    Some(sides.remove(first))
+}
+
+fn matches(one: &Neighbour, side: &Side) -> bool {
+    (side.send, side.receive) == (one.receive, one.send)
+}
+
+/// Compares the bytes of both ends.
+///
+/// # Errors
+/// `Invalid`, naming the neighbour and both sizes.
+pub(super) fn sizes(one: &Neighbour, side: &Side) -> Result<()> {
+    let Neighbour { rank, .. } = one;
+    let what = match (one.sends(), one.receives()) {
+        (sends, _) if sends != side.receives => format!(
+            "this rank sends {sends} bytes to {}, and rank {rank} receives {} bytes",
+            one.name(),
+            side.receives
+        ),
+        (_, receives) if receives != side.sends => format!(
+            "this rank receives {receives} bytes from {}, and rank {rank} sends {} bytes",
+            one.name(),
+            side.sends
+        ),
+        _ => return Ok(()),
+    };
+    let what = what + " in a step; use pieces of the same size";
+    Err(one.error(Kind::Invalid, what))
+}

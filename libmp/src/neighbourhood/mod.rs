@@ -1,0 +1,20 @@
+//! Neighbourhoods: a persistent exchange of data with any number of neighbours, one step after the
+//! other.
+//!
+//! `spec` has the neighbours as the application names them, `join` exchanges them with the
+//! neighbours, `exchange` has what is fixed by then: memory, addresses, and the tables of moves
+//! between the pieces and the memory that the NIC uses. `by_stream` and `by_cpu` execute the three
+//! parts of a step: ready, send and wait. `request::step` has the words of an exchange and the
+//! record of a step.
+//!
+//! Each part is one [`crate::plan::Plan`] over all neighbours.
+//! [`Neighbourhood`](crate::Neighbourhood) is the handle of the application.
+
+mod by_cpu;
+mod by_stream;
+mod exchange;
+mod join;
+mod spec;
+
+pub(crate) use exchange::Exchange;
+pub use spec::Neighbour;

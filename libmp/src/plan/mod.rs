@@ -1,0 +1,239 @@
+//! [`Plan`]: collects what one call enqueues on a stream, and lowers it once.
+//!
+//! A call collects, in order, waits for words, stores, prepared puts to any number of peers, waits
+//! for the completion of puts, and the place of at most one kernel, whose blocks share the tasks of
+//! the call. The plan lowers to at most {list, kernel, list}. Each list is one submission over all
+//! queue pairs that it names ([`crate::path::Lists`]).
+//!
+//! If a part is refused, the plan aborts all puts that it has not posted, the newest first. A plan
+//! without a list before the kernel is then undone as a whole, because the kernel of a refused call
+//! has no effect that a second call does not repeat.
+//!
+//! Its first user is `neighbourhood`. State (`two_sided::state`) keeps the buffers.
+
+#[cfg(test)]
+mod tests;
+
+use gdsync::Stream;
+use gdsync::gpu::{Condition, Word64};
+
+use crate::error::{Error, Result};
+use crate::mutant::{Mutant, on};
+use crate::path::{Item, Lane, Lists, Put, emptied};
+
+/// The place of a lane: its peer, and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct At {
+    pub rank: u32,
+    pub lane: u8,
+}
+
+/// The lanes of a rank to its peers.
+pub(crate) trait Lanes {
+    fn lane(&mut self, at: At) -> Option<&mut Lane>;
+
+    /// The lanes at these places, which are sorted and differ, each once.
+    fn each<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane>;
+}
+
+/// The kernel of a plan: enqueues one launch.
+pub(crate) type Launch<'k> = &'k dyn Fn(&Stream) -> Result<()>;
+
+/// A plan that was refused.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub error: Error,
+    /// A part is enqueued. Otherwise nothing is, except a kernel that no list precedes.
+    pub torn: bool,
+}
+
+/// What one call enqueues. Its buffers are kept: [`Plan::emptied`] passes them to the next call.
+#[derive(Default)]
+pub(crate) struct Plan<'a> {
+    items: Vec<Item<'a>>,
+    /// The number of items before the kernel.
+    split: Option<usize>,
+    /// The puts, in the order in which they were prepared.
+    made: Vec<(At, Put)>,
+    /// The lanes of the puts.
+    used: Vec<At>,
+    lists: Lists,
+}
+
+impl<'a> Plan<'a> {
+    /// An empty plan for another call, with the same buffers.
+    pub fn emptied<'b>(self) -> Plan<'b> {
+        let Plan {
+            items,
+            mut made,
+            mut used,
+            lists,
+            ..
+        } = self;
+        made.clear();
+        used.clear();
+        Plan {
+            items: emptied(items),
+            split: None,
+            made,
+            used,
+            lists,
+        }
+    }
+
+    /// Appends a wait until `word` is cyclically at least `value`; `flush`: NIC writes to the GPU
+    /// are visible after it.
+    pub fn wait(&mut self, word: &'a Word64, value: u64, flush: bool) {
+        self.items.push(Item::Wait {
+            word,
+            condition: Condition::Geq,
+            value,
+            flush,
+        });
+    }
+
+    /// Appends a store.
+    pub fn store(&mut self, word: &'a Word64, value: u64) {
+        self.items.push(Item::Store { word, value });
+    }
+
+    /// Appends puts that were prepared on a lane, after all that were appended for this lane.
+    pub fn puts(&mut self, at: At, puts: impl Iterator<Item = Put>) {
+        self.note(at);
+        for put in puts {
+            self.items.push(Item::Put(put));
+            self.made.push((at, put));
+        }
+    }
+
+    /// Appends a wait until a put is done that an earlier call, or this one, has posted.
+    pub fn done(&mut self, at: At, put: Put) {
+        self.done_flushed(at, put, false);
+    }
+
+    /// As [`Plan::done`]; `flush`: NIC writes to the GPU are visible after it.
+    pub fn done_flushed(&mut self, at: At, put: Put, flush: bool) {
+        self.note(at);
+        self.items.push(Item::Done(put, flush));
+    }
+
+    /// Declares the word and the value that show that the stream has passed all waits so far. Work
+    /// behind them stores the value.
+    pub fn passed_by(&mut self, word: &'a Word64, value: u64) {
+        self.items.push(Item::PassedBy { word, value });
+    }
+
+    /// Makes this the place of the kernel.
+    pub fn kernel_here(&mut self) {
+        debug_assert!(self.split.is_none());
+        self.split = Some(self.items.len());
+    }
+
+    fn note(&mut self, at: At) {
+        if self.used.last() != Some(&at) {
+            self.used.push(at);
+        }
+    }
+
+    /// Aborts all puts that are not posted, the newest first, and empties the plan.
+    #[cold]
+    pub fn undo(&mut self, lanes: &mut impl Lanes) {
+        let forgotten = usize::from(on(Mutant::ForgottenPut));
+        for (at, put) in self.made.drain(..).skip(forgotten).rev() {
+            if let Some(lane) = lanes.lane(at) {
+                // A put of a list that was posted cannot be aborted.
+                let _ = lane.abort(put);
+            }
+        }
+        self.clear();
+    }
+
+    fn clear(&mut self) {
+        self.items.clear();
+        self.made.clear();
+        self.used.clear();
+        self.split = None;
+    }
+
+    /// Enqueues the plan on `stream`, and empties it. `kernel` is launched at
+    /// [`Plan::kernel_here`].
+    ///
+    /// # Errors
+    /// All puts that were not posted are aborted.
+    pub fn post(
+        &mut self,
+        stream: &Stream,
+        lanes: &mut impl Lanes,
+        kernel: Option<Launch<'_>>,
+    ) -> Result<(), Refusal> {
+        self.used.sort_unstable();
+        self.used.dedup();
+        let posted = self.lower(stream, lanes, kernel);
+        match posted {
+            Ok(()) => self.clear(),
+            Err(_) => self.undo(lanes),
+        }
+        posted
+    }
+
+    /// Posts the puts of a plan without other items by the CPU, and empties it. A put whose lane has
+    /// failed is left out: it ends as the lane's other puts.
+    ///
+    /// # Errors
+    /// All puts that were not posted are aborted.
+    pub fn post_by_cpu(&mut self, lanes: &mut impl Lanes) -> Result<(), Refusal> {
+        debug_assert!(self.split.is_none() && self.items.len() == self.made.len());
+        let mut torn = false;
+        for (at, put) in &self.made {
+            let Some(lane) = lanes.lane(*at) else {
+                continue;
+            };
+            match lane.post([*put].into_iter()) {
+                Ok(()) => torn = true,
+                Err(_) if lane.error().is_some() => {}
+                Err(error) => {
+                    self.undo(lanes);
+                    return Err(Refusal { error, torn });
+                }
+            }
+        }
+        self.clear();
+        Ok(())
+    }
+
+    fn lower(
+        &mut self,
+        stream: &Stream,
+        lanes: &mut impl Lanes,
+        kernel: Option<Launch<'_>>,
+    ) -> Result<(), Refusal> {
+        let Plan {
+            items, used, lists, ..
+        } = self;
+        let mut list = |items: &[Item<'a>]| lists.post(stream, lanes.each(used), items);
+        let refused = |error, torn| Refusal { error, torn };
+        let Some((kernel, split)) = kernel.zip(self.split) else {
+            return list(items).map_err(|e| refused(e, false));
+        };
+        let room = 1 + submissions(split) + submissions(items.len() - split);
+        stream
+            .check_room(room)
+            .map_err(|e| refused(e.into(), false))?;
+        // The second list is not refused because other streams wait.
+        let held = stream.hold_wait(|| {
+            list(&items[..split]).map_err(|e| refused(e, false))?;
+            kernel(stream).map_err(|e| refused(e, split > 0))?;
+            list(&items[split..]).map_err(|e| refused(e, split > 0))
+        });
+        held.unwrap_or_else(|e| Err(refused(e.into(), false)))
+    }
+}
+
+/// At most as many submissions as a list of this length takes, by far more than usual.
+fn submissions(items: usize) -> u32 {
+    const EACH: usize = 16;
+    match items {
+        0 => 0,
+        items => 2 + items.div_ceil(EACH) as u32,
+    }
+}

@@ -1,0 +1,180 @@
+//! One-sided operations: the states of a transfer to or from a window, and of a stream's wait for a
+//! word of this rank, which another rank stores.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gds_step::{Machine, Step, Time};
+use gdsync::Status;
+use gdsync::gpu::{Condition, MemoryKind, Word64};
+
+use crate::error::Result;
+use crate::path::{Put, Word};
+use crate::region::Slice;
+use crate::wire::collective::Call;
+
+/// The period in which [`Releases`] looks for streams that have passed a wait.
+const PERIOD: Duration = Duration::from_millis(1);
+
+/// The kind of a one-sided operation, of an exchange or of a collective call, for texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Put,
+    Get,
+    /// A word, after the payload of its put if it has one.
+    Signal,
+    FetchAdd,
+    CompareSwap,
+    /// A READ that shows that all earlier puts are complete at the target.
+    Quiet,
+    /// A stream waits for a word of this rank's window.
+    WaitSignal,
+    /// A step of an exchange with neighbours.
+    Exchange,
+    /// A collective call.
+    Collective(Call),
+    /// A stream waits for the ready word of a rank.
+    WaitReady,
+    /// A stream waits for a word of this rank's memory.
+    WaitWord,
+}
+
+/// The state of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TransferState {
+    /// Its work is posted; it ends when this put is done.
+    InFlight(Put),
+    /// It has ended.
+    Done(Status),
+}
+
+/// The fields of a put, a get, a signal or an atomic.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    pub action: Action,
+    /// Whether a put stores a signal behind its payload.
+    pub signals: bool,
+    pub state: TransferState,
+}
+
+impl Transfer {
+    /// Whether it stores into `memory` of this rank that is in the GPU, so that a wait for it has
+    /// to flush.
+    pub fn lands_in_device(&self, memory: &[Slice]) -> bool {
+        let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
+        !matches!(self.action, Action::Put | Action::Signal) && memory.iter().any(device)
+    }
+}
+
+/// The state of a stream's wait for a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SignalState {
+    /// The stream has not passed the wait.
+    Waiting,
+    /// The rank was given up, and the library has stored a value that releases the stream. The wait
+    /// ends with this status when the stream has passed it.
+    Released(Status),
+    /// It has ended.
+    Done(Status),
+}
+
+/// The fields of a stream's wait for a signal. The stream stores the request's result when it has
+/// passed the wait.
+#[derive(Clone, Debug)]
+pub(crate) struct SignalWait {
+    pub action: Action,
+    pub word: Word,
+    pub condition: Condition,
+    pub value: u64,
+    pub state: SignalState,
+}
+
+impl SignalWait {
+    /// Whether the word satisfies the condition; `false` also if it cannot be read.
+    pub fn is_met(&self) -> bool {
+        self.word.load().is_ok_and(|word| self.holds(word))
+    }
+
+    /// Whether `word` satisfies the condition.
+    pub fn holds(&self, word: u64) -> bool {
+        self.word.holds(self.condition, word, self.value)
+    }
+
+    /// Whether the release of `other`, whose word had the value `before`, meets this wait as well.
+    pub fn ends_with(&self, other: &SignalWait, before: u64) -> bool {
+        self.word.addr() == other.word.addr() && !self.holds(before) && self.holds(other.value)
+    }
+
+    /// Whether the wait is at the word of `other`, and is not met by the value that releases
+    /// `other`.
+    pub fn is_held_by(&self, other: &SignalWait) -> bool {
+        self.word.addr() == other.word.addr() && !self.holds(other.value)
+    }
+
+    /// Stores a value that satisfies the condition.
+    pub fn release(&self) -> Result<()> {
+        debug_assert!(self.word.is_possible(self.condition, self.value));
+        self.word.store(self.value)
+    }
+}
+
+/// The words in which the library has stored a value that releases a stream: no signal. By address,
+/// the value that was stored and the value before.
+#[derive(Debug, Default)]
+pub(crate) struct Released(BTreeMap<u64, [u64; 2]>);
+
+impl Released {
+    /// The value that ranks have stored into a word, whose value is `now`.
+    pub fn signal(&self, word: &Word, now: u64) -> u64 {
+        match self.0.get(&word.addr().0) {
+            Some([stored, before]) if *stored == now => *before,
+            _ => now,
+        }
+    }
+
+    /// Records that the library stores `stored` into a word, for which ranks have stored `before`.
+    pub fn note(&mut self, word: &Word, before: u64, stored: u64) {
+        self.0.insert(word.addr().0, [stored, before]);
+    }
+}
+
+/// The waits for signals that streams have not passed when a context is dropped, in the order in
+/// which they were enqueued, each with the word in which its stream stores that it has passed.
+pub(crate) struct Releases(pub Vec<(SignalWait, Word64)>);
+
+impl Releases {
+    /// Releases all waits, except those whose release would hold an earlier one at the same word.
+    /// Returns whether there are any.
+    pub fn release(&mut self) -> bool {
+        self.0.retain(|(_, passed)| passed.load().unwrap_or(1) == 0);
+        let mut held = false;
+        for (at, (wait, _)) in self.0.iter().enumerate() {
+            let mut earlier = self.0[..at].iter();
+            if wait.is_met() {
+                continue;
+            }
+            match earlier.any(|(earlier, _)| earlier.is_held_by(wait)) {
+                true => held = true,
+                false => drop(wait.release()),
+            }
+        }
+        held
+    }
+}
+
+/// Releases the remaining waits, each when the stream has passed those before it.
+impl Machine for Releases {
+    fn step(&mut self, now: Time) -> Step {
+        match self.release() {
+            true => Step::IdleUntil(Some(now + PERIOD)),
+            false => {
+                self.0.clear();
+                Step::IdleUntil(None)
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        "closed.releases".to_owned()
+    }
+}

@@ -1,0 +1,265 @@
+//! Steps of an exchange with neighbours: the words by which the neighbours synchronise, and the
+//! record of a step that a stream or the CPU executes.
+//!
+//! Each neighbour stores the number of a step into two words of this rank: *ready* when it may be
+//! sent the data of the step, *arrived* behind its own data. Successive steps use different words,
+//! because the words of two steps may be in flight on different lanes. A step that lacks a word of a
+//! neighbour that was given up has failed: the library stores a value into all words of this
+//! neighbour that releases the waits of this step and of all later ones.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gdsync::Status;
+use gdsync::gpu::Word64;
+
+use crate::path::Put;
+use crate::region::Memory;
+
+/// The value of a word before the first step: two less than the step that uses it first.
+pub(crate) fn before(parity: usize) -> u64 {
+    (parity as u64).wrapping_neg()
+}
+
+/// The words that a step uses.
+pub(crate) fn parity(step: u64) -> usize {
+    (step & 1) as usize
+}
+
+/// Whether a word has reached a step, as a stream's wait compares them.
+pub(crate) fn reached(word: &Word64, step: u64) -> bool {
+    word.load().unwrap_or(0).wrapping_sub(step) as i64 >= 0
+}
+
+/// A neighbour that is another rank.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub rank: u32,
+    /// The tags under which this rank sends to it and receives from it.
+    pub send: u32,
+    pub receive: u32,
+    /// It may be sent the data of a step. By parity of the step, as all arrays of two.
+    pub ready: [Word64; 2],
+    /// Its data has arrived.
+    pub arrived: [Word64; 2],
+    /// The first step that failed because it was given up, or `u64::MAX`. Relaxed: written and read
+    /// under the engine's lock.
+    lost: AtomicU64,
+}
+
+impl Side {
+    pub fn new(rank: u32, [send, receive]: [u32; 2], words: [Word64; 4]) -> Side {
+        let [even, odd, even_data, odd_data] = words;
+        Side {
+            rank,
+            send,
+            receive,
+            ready: [even, odd],
+            arrived: [even_data, odd_data],
+            lost: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Whether a step failed because the neighbour was given up.
+    pub fn is_lost(&self, step: u64) -> bool {
+        step >= self.lost.load(Ordering::Relaxed)
+    }
+
+    /// The first step that lacks a word.
+    fn first_lacking(&self) -> u64 {
+        let words = self.ready.iter().chain(&self.arrived);
+        // A word holds the last of its steps; the next is two steps later.
+        let next = words.map(|word| word.load().unwrap_or(0).wrapping_add(2));
+        next.min().unwrap_or(u64::MAX)
+    }
+
+    /// Releases the waits of step `from` and of later steps.
+    fn lose(&self, from: u64) {
+        /// More than any number of steps.
+        const RELEASED: u64 = 1 << 62;
+        self.lost.store(from, Ordering::Relaxed);
+        for word in self.ready.iter().chain(&self.arrived) {
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            let _ = word.store(RELEASED);
+        }
+    }
+}
+
+/// The last put to each neighbour, in the last step that was sent; `None`: it was lost before.
+#[derive(Debug, Default)]
+pub(crate) struct Last {
+    pub step: u64,
+    pub puts: Vec<Option<(u8, Put)>>,
+}
+
+/// The words of an exchange. The records of its steps hold it, and it holds all memory of them.
+#[derive(Debug)]
+pub(crate) struct Board {
+    pub sides: Vec<Side>,
+    /// The last step whose waits a stream has passed.
+    pub passed: Word64,
+    /// Locked under the engine's lock, or while there is none.
+    last: Mutex<Last>,
+    /// No handle is left. Relaxed: a later round of the background work may find it.
+    abandoned: AtomicBool,
+    _memory: Vec<Memory>,
+}
+
+impl Board {
+    pub fn new(sides: Vec<Side>, passed: Word64, memory: Vec<Memory>) -> Board {
+        let puts = vec![None; sides.len()];
+        Board {
+            sides,
+            passed,
+            last: Mutex::new(Last { step: 0, puts }),
+            abandoned: AtomicBool::new(false),
+            _memory: memory,
+        }
+    }
+
+    pub fn last(&self) -> MutexGuard<'_, Last> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a step end without its wait.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
+    /// Releases all waits for a neighbour that was given up, if a step up to `step` lacks one of
+    /// its words, or if the put of `step` to it failed.
+    pub fn lose(&self, side: &Side, step: u64, unsent: bool) {
+        let lacking = side.first_lacking();
+        let from = if unsent { lacking.min(step) } else { lacking };
+        if from <= step && !side.is_lost(from) {
+            side.lose(from);
+        }
+    }
+
+    /// Releases all waits.
+    pub fn release(&self) {
+        self.sides.iter().for_each(|side| side.lose(0));
+    }
+}
+
+/// What a step lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lacking {
+    Ready,
+    Data,
+}
+
+/// The record of a step: from its send to the end of its wait.
+#[derive(Debug)]
+pub(crate) struct Step {
+    pub board: Arc<Board>,
+    pub number: u64,
+    /// The position of the wait for the data, once it is enqueued.
+    pub wait: Option<u64>,
+    /// How it ended.
+    pub done: Option<Status>,
+}
+
+impl Step {
+    /// Whether the neighbour has not given ready, or has not sent.
+    pub fn lacks(&self, side: &Side) -> Option<Lacking> {
+        let at = parity(self.number);
+        match () {
+            () if !reached(&side.ready[at], self.number) => Some(Lacking::Ready),
+            () if !reached(&side.arrived[at], self.number) => Some(Lacking::Data),
+            () => None,
+        }
+    }
+
+    /// The first neighbour for whose word a stream waits now.
+    pub fn lack(&self) -> Option<(&Side, Lacking)> {
+        let lacks = |side| Some((side, self.lacks(side)?));
+        let lacking = |what| {
+            let mut sides = self.board.sides.iter().filter_map(lacks);
+            sides.find(|(_, lacking)| *lacking == what)
+        };
+        lacking(Lacking::Ready).or_else(|| lacking(Lacking::Data).filter(|_| self.wait.is_some()))
+    }
+
+    /// Whether a stream has passed all waits of the step.
+    pub fn is_passed(&self) -> bool {
+        self.wait.is_some() && reached(&self.board.passed, self.number)
+    }
+
+    /// The first neighbour because of which the step failed.
+    pub fn lost(&self) -> Option<&Side> {
+        let mut sides = self.board.sides.iter();
+        sides.find(|side| side.is_lost(self.number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gdsync::Gpu;
+    use gdsync::gpu::MemoryKind;
+
+    use super::*;
+
+    fn board() -> Arc<Board> {
+        let gpu = Gpu::soft().unwrap();
+        let memory = gpu.alloc(MemoryKind::Pinned, 128).unwrap();
+        let word = |at: usize| memory.word64(8 * at).unwrap();
+        let words = [0, 1, 2, 3].map(word);
+        for (at, word) in words.iter().enumerate() {
+            word.store(before(at % 2)).unwrap();
+        }
+        let passed = word(4);
+        passed.store(0).unwrap();
+        let sides = vec![Side::new(3, [1, 2], words)];
+        Arc::new(Board::new(sides, passed, Vec::new()))
+    }
+
+    fn step(board: &Arc<Board>, number: u64) -> Step {
+        Step {
+            board: Arc::clone(board),
+            number,
+            wait: Some(0),
+            done: None,
+        }
+    }
+
+    #[test]
+    fn step_lacks_its_own_words_only() {
+        let board = board();
+        let side = &board.sides[0];
+        assert_eq!(step(&board, 1).lacks(side), Some(Lacking::Ready));
+        assert_eq!(step(&board, 2).lacks(side), Some(Lacking::Ready));
+        side.ready[1].store(1).unwrap();
+        assert_eq!(step(&board, 1).lacks(side), Some(Lacking::Data));
+        assert_eq!(step(&board, 2).lacks(side), Some(Lacking::Ready));
+        side.arrived[1].store(1).unwrap();
+        assert_eq!(step(&board, 1).lacks(side), None);
+        assert_eq!(step(&board, 3).lacks(side), Some(Lacking::Ready));
+    }
+
+    #[test]
+    fn lost_neighbour_fails_the_steps_that_lack_a_word_and_later_ones() {
+        for (arrived, unsent, lost) in [([0, 1], false, 2), ([2, 1], false, 3), ([2, 1], true, 2)] {
+            let board = board();
+            let side = &board.sides[0];
+            for at in [0, 1] {
+                side.ready[at].store(2 - at as u64).unwrap();
+                let none = before(at);
+                let word = arrived[at];
+                side.arrived[at]
+                    .store(if word == 0 { none } else { word })
+                    .unwrap();
+            }
+            board.lose(side, 2, unsent);
+            let failed: Vec<bool> = (1..5).map(|n| side.is_lost(n)).collect();
+            let lost_here = lost <= 2;
+            let expected: Vec<bool> = (1..5).map(|n| lost_here && n >= lost).collect();
+            assert_eq!(failed, expected, "{arrived:?} {unsent}");
+            assert_eq!(reached(&side.arrived[0], 1000), lost_here);
+        }
+    }
+}

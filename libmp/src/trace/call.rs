@@ -1,0 +1,141 @@
+//! Calls of the application while they run: a `tracing` span, an NVTX range, and an event of the
+//! timeline.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gds_step::Time;
+use gdsync::{Gpu, Stream};
+use tracing::Level;
+use tracing::span::EnteredSpan;
+
+use super::Trace;
+use super::nvtx::Nvtx;
+use crate::error::Result;
+
+/// What a call is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub peer: Option<u32>,
+    pub tag: Option<u32>,
+    pub bytes: Option<u64>,
+    /// The stream that does the work; `None`: the CPU.
+    pub stream: Option<u64>,
+}
+
+/// The facts of a call that is about a stream.
+pub(crate) fn on(stream: &Stream) -> Facts {
+    Facts {
+        stream: Some(stream.id()),
+        ..Facts::default()
+    }
+}
+
+/// What observes the calls of a context.
+pub(crate) struct Seen {
+    rank: u32,
+    trace: Option<Arc<Trace>>,
+    nvtx: Option<&'static Nvtx>,
+    /// Whether one of them is there.
+    any: bool,
+}
+
+impl Seen {
+    /// Observers as the settings and the machine have them. `trace`: the file, with its rank.
+    ///
+    /// # Errors
+    /// `System` if the file cannot be written; errors of gdsync.
+    pub fn open(
+        (rank, size): (u32, u32),
+        gpu: &Gpu,
+        trace: Option<(PathBuf, usize)>,
+    ) -> Result<Seen> {
+        let open = |(path, events)| Trace::open((rank, size), gpu, path, events);
+        let trace = trace.map(open).transpose()?;
+        let nvtx = Nvtx::get().ok();
+        let any = trace.is_some() || nvtx.is_some();
+        Ok(Seen {
+            rank,
+            trace,
+            nvtx,
+            any,
+        })
+    }
+
+    /// Observes a call until the result is dropped. Without an observer and without a subscriber of
+    /// `tracing` it is two loads.
+    #[inline]
+    pub fn call(&self, name: &'static CStr, facts: impl FnOnce() -> Facts) -> Option<InCall<'_>> {
+        match self.any || tracing::enabled!(target: "mp::call", Level::TRACE) {
+            false => None,
+            true => Some(self.enter(name, facts())),
+        }
+    }
+
+    #[cold]
+    fn enter(&self, name: &'static CStr, facts: Facts) -> InCall<'_> {
+        let (rank, text) = (self.rank, name.to_str().unwrap_or("call"));
+        let Facts {
+            peer,
+            tag,
+            bytes,
+            stream,
+        } = facts;
+        let span = tracing::trace_span!(
+            target: "mp::call", "call", name = text, rank, peer, tag, bytes, stream
+        );
+        let trace = self.trace.as_deref();
+        InCall {
+            range: self.nvtx.map(|nvtx| nvtx.range(name)),
+            trace: trace.map(|trace| (trace, trace.begin(text, facts))),
+            _span: span.entered(),
+        }
+    }
+
+    /// Notes what the streams have passed; part of the background work.
+    pub fn collect(&self) {
+        if let Some(trace) = &self.trace {
+            trace.collect();
+        }
+    }
+
+    /// Writes the file of the timeline.
+    pub fn write(&self) {
+        if let Some(trace) = &self.trace {
+            trace.write();
+        }
+    }
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "observers of rank {}", self.rank)
+    }
+}
+
+/// A call that runs. Dropped by the thread that made it.
+#[must_use = "it ends when it is dropped"]
+pub(crate) struct InCall<'a> {
+    /// Ends the NVTX range when it is dropped.
+    #[expect(dead_code, reason = "its drop has the effect")]
+    range: Option<super::nvtx::Range>,
+    trace: Option<(&'a Trace, Begun)>,
+    _span: EnteredSpan,
+}
+
+/// The begin of a call in the timeline.
+#[derive(Clone, Copy)]
+pub(super) struct Begun {
+    pub call: u64,
+    pub at: Time,
+}
+
+impl Drop for InCall<'_> {
+    fn drop(&mut self) {
+        if let Some((trace, begun)) = self.trace {
+            trace.end(begun);
+        }
+    }
+}

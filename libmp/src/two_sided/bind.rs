@@ -1,0 +1,151 @@
+//! Late binding: a request that was prepared without a stream is bound to the stream that posts it.
+//! Its puts are prepared then, on the lane of that stream.
+
+use gdsync::Stream;
+
+use super::engine::Engine;
+use super::null::NULL_RANK;
+use super::peer::Target;
+use super::post::{POST, unposted};
+use super::receive::{ANYBODY, advertise};
+use super::spec::On;
+use super::state::{Guard, State, closed, known};
+use crate::error::{Error, Kind, Result};
+use crate::path::Batch;
+use crate::request::entry::{Entry, Operation, Poster};
+use crate::request::table::RequestKey;
+
+impl Engine {
+    /// Posts a prepared request on a stream.
+    pub fn post_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
+        let on = On::Stream(stream, None);
+        on.check(&self.gpu, POST)?;
+        self.with_room(|| {
+            let (mut state, lane) = self.lane_for(key, &on)?;
+            let bound = self.bind(&mut state, key, lane, stream)?;
+            let posted = self.post_known(&mut state, key);
+            if posted.is_err() && bound {
+                unbind(&mut state, key);
+            }
+            posted
+        })
+    }
+
+    /// The lane of a stream to the peer of a request, after opening it.
+    pub(super) fn lane_for(&self, key: RequestKey, on: &On<'_>) -> Result<(Guard<'_>, u8)> {
+        let mut state = self.lock();
+        let entry = known(&mut state.requests, key)?;
+        let (rank, tag) = (entry.peer, entry.tag);
+        let target = match entry.is_receive() {
+            true => Target::Recv(tag),
+            false => Target::Send(tag),
+        };
+        if matches!(rank, ANYBODY | NULL_RANK) || entry.poster.stream.is_some() {
+            let lane = entry.poster.lane;
+            return Ok((state, lane));
+        }
+        drop(state);
+        self.ensure(rank, on, target).map_err(|e| e.of_peer(rank))
+    }
+
+    /// Binds a prepared request to a stream. `false`: it was prepared for this stream. After an
+    /// error the request is as before.
+    pub(super) fn bind(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        lane: u8,
+        stream: &Stream,
+    ) -> Result<bool> {
+        self.bind_for(state, key, lane, stream, true)
+    }
+
+    /// As [`Engine::bind`]; `now`: it is posted at once.
+    pub(super) fn bind_for(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        lane: u8,
+        stream: &Stream,
+        now: bool,
+    ) -> Result<bool> {
+        let entry = unposted(&mut state.requests, key)?;
+        if is_bound(entry, stream)? {
+            return Ok(false);
+        }
+        let rank = entry.peer;
+        let poster = Poster {
+            lane,
+            stream: Some(stream.downgrade()),
+        };
+        if matches!(rank, ANYBODY | NULL_RANK) {
+            entry.poster = poster;
+            return Ok(true);
+        }
+        let here = state.given_up(rank).is_none();
+        let (is_receive, large) = match state.requests.get(key) {
+            Some(entry) => (entry.is_receive(), entry.large),
+            None => return Err(Error::unknown_request(POST)),
+        };
+        let no_lane = || closed(format!("the lane to rank {rank} is not open"), rank);
+        if !is_receive {
+            let (common, send, channel, link) = state.outgoing(key)?;
+            let lane = link.lane(lane).ok_or_else(no_lane)?;
+            self.prepare_puts(lane, channel, common, send, now)
+                .map_err(|e| e.of_peer(rank))?;
+            common.poster = poster;
+            return Ok(true);
+        }
+        let (common, receive, channel, link) = state.incoming(key)?;
+        if large && here {
+            let lane = link.lane(lane).ok_or_else(no_lane)?;
+            common.puts = advertise(&mut Batch::new(lane), channel, common, receive)
+                .map_err(|e| e.of_peer(rank))?;
+        }
+        common.poster = poster;
+        Ok(true)
+    }
+}
+
+/// Whether a request was prepared for `stream`.
+///
+/// # Errors
+/// `Invalid` if it was prepared for another stream.
+pub(super) fn is_bound(entry: &Entry, stream: &Stream) -> Result<bool> {
+    match &entry.poster.stream {
+        None => Ok(false),
+        Some(own) if own.id() == stream.id() => Ok(true),
+        Some(own) => {
+            let what = format!(
+                "the request was prepared for stream {}, not for {stream:?}; post it there, or \
+                 prepare it without a stream",
+                own.id()
+            );
+            Err(Error::new(POST, Kind::Invalid, what))
+        }
+    }
+}
+
+/// Undoes [`Engine::bind`] for a request that was not posted.
+pub(super) fn unbind(state: &mut State, key: RequestKey) {
+    let Some(entry) = state.requests.get_mut(key).filter(|e| e.is_prepared()) else {
+        return;
+    };
+    let (puts, peer) = (entry.newest_puts(), state.peers.get_mut(entry.peer));
+    if let Some(lane) = peer.and_then(|peer| peer.link.lane(entry.poster.lane)) {
+        for put in puts {
+            // It was prepared just now and not posted.
+            let _ = lane.abort(put);
+        }
+    }
+    let Entry { common, operation } = entry;
+    common.puts = [None; 3];
+    common.poster = Poster::default();
+    if let Operation::Send(send) = operation {
+        // What remains is the words of its length.
+        send.late = send.late.take().filter(|late| late.length.is_some());
+        if let Some(late) = &mut send.late {
+            late.behind.clear();
+        }
+    }
+}

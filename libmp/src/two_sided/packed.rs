@@ -1,0 +1,102 @@
+//! Messages of more pieces than a list takes ([`Strided`]). Such a message has one segment, of
+//! staging memory: a send is gathered into it when it is posted, by the CPU or by a kernel of its
+//! stream, and a receive is scattered from it when its message is taken in.
+
+use gdsync::Stream;
+
+use super::engine::Engine;
+use super::send::total;
+use crate::error::{Error, Kind, Result};
+use crate::kernels::{Kernels, Pieces};
+use crate::path::MOST_BYTES;
+use crate::region::{Memory, Slice, Strided};
+
+/// Bytes of the word behind the staged message, in which the kernel that takes it in stores how it
+/// ended.
+const WORD: usize = 8;
+
+/// The bytes of the staged message, rounded up to the word.
+fn word_at(len: usize) -> usize {
+    len.next_multiple_of(WORD)
+}
+
+impl Engine {
+    /// The length of a message of pieces, or of segments if `pieces` is `None`.
+    pub(super) fn length(
+        &self,
+        operation: &'static str,
+        segments: &[Slice],
+        pieces: Option<&Strided>,
+    ) -> Result<u64> {
+        let Some(pieces) = pieces else {
+            return total(&self.paths, operation, segments);
+        };
+        // Checks the context of the memory.
+        total(&self.paths, operation, &[pieces.memory().slice(0, 0)?])?;
+        let len = pieces.len() as u64;
+        if len > MOST_BYTES {
+            let what = format!(
+                "{len} bytes in {} pieces are too many for a message",
+                pieces.count()
+            );
+            let error = Error::new(operation, Kind::Invalid, what);
+            return Err(error.with_limit(MOST_BYTES, "bytes"));
+        }
+        Ok(len)
+    }
+
+    /// Staging memory for a message of pieces.
+    pub(super) fn stage_pieces(&self, pieces: &Strided) -> Result<Memory> {
+        self.stage(word_at(pieces.len()) + WORD)
+    }
+
+    /// Enqueues the gathering of a send's pieces.
+    pub(super) fn gather_on(
+        &self,
+        stream: &Stream,
+        operation: &'static str,
+        pieces: &Strided,
+        staging: &Memory,
+    ) -> Result<()> {
+        let params = pieces.gathering(staging.region().addr().0);
+        // SAFETY: the entry keeps both memories until the request has ended. `Strided` has checked
+        // that the pieces are in their memory, and the staging memory has room for all of them.
+        unsafe { self.kernels(operation)?.strided(stream, &params) }
+    }
+}
+
+/// The word in which the kernel that takes a message in stores how the message ended.
+pub(super) fn arrival(pieces: &Strided, staging: &Memory) -> u64 {
+    staging.region().addr().0 + word_at(pieces.len()) as u64
+}
+
+/// Submissions of [`scatter_on`].
+pub(super) const SCATTERS: u32 = 2;
+
+/// Maximum bytes of a message that one block of a kernel scatters: more take longer than a second
+/// kernel.
+const ONE_BLOCK: u64 = 8 << 10;
+
+/// Enqueues the scattering of a receive's message, behind the kernel that took it in; then `result`
+/// is stored.
+pub(super) fn scatter_on(
+    kernels: &Kernels,
+    stream: &Stream,
+    pieces: &Strided,
+    staging: &Memory,
+    result: u64,
+) -> Result<()> {
+    let mut last = Pieces {
+        arrival: arrival(pieces, staging),
+        result,
+        ..pieces.gathering(staging.region().addr().0)
+    };
+    // SAFETY: as for `gather_on`; the result word belongs to the request.
+    unsafe {
+        if last.len > ONE_BLOCK {
+            kernels.strided(stream, &Pieces { result: 0, ..last })?;
+            last.len = 0;
+        }
+        kernels.strided(stream, &last)
+    }
+}

@@ -1,0 +1,575 @@
+//! A stream posts several prepared requests in one submission: a list with the ready words of
+//! receives, the short sends and the announcements, one place for kernels, and a list with the puts
+//! that the kernels complete. If a part is refused, no request is posted.
+
+use gdsync::gpu::Word64;
+use gdsync::{Status, Stream};
+
+use super::bind::{is_bound, unbind};
+use super::channel::SendChannel;
+use super::engine::Engine;
+use super::null::NULL_RANK;
+use super::peer::Target;
+use super::post::{POST, unposted};
+use super::receive::{ANYBODY, advertise, check_ready_order};
+use super::send::{announce, direct, plain, unstamped};
+use super::spec::On;
+use super::state::{State, closed, known};
+use crate::error::{Error, Kind, Result};
+use crate::kernels::{MOST_CHUNKS, Stamp};
+use crate::path::{Batch, Put};
+use crate::plan::{At, Lanes, Launch, Plan, Refusal};
+use crate::request::entry::{
+    Common, Entry, Operation, Outgoing, Poster, ReceiveState, Segments, SendState,
+};
+use crate::request::reached::Mark;
+use crate::request::table::{RequestKey, Table};
+use crate::wire::word;
+
+/// An operation of the stream.
+enum Part {
+    Wait(Word64, u64),
+    Store(Word64, u64),
+    Put(At, Put),
+}
+
+/// A request of the call.
+struct Member {
+    key: RequestKey,
+    lane: u8,
+    /// It was prepared for the stream.
+    bound: bool,
+    /// The puts that it had are taken back.
+    taken: bool,
+    /// Its last put.
+    last: Option<Put>,
+    /// It has parts behind the kernels.
+    behind: bool,
+    /// This rank sends to itself: it is posted alone.
+    alone: bool,
+}
+
+/// What one call posts. The buffers are kept from call to call.
+#[derive(Default)]
+pub(crate) struct Posts {
+    members: Vec<Member>,
+    /// All puts, in the order in which they were prepared.
+    made: Vec<(At, Put)>,
+    front: Vec<Part>,
+    /// Waits for ready words, after all that others may wait for.
+    ready: Vec<Part>,
+    back: Vec<Part>,
+    stamps: Vec<Stamp<MOST_CHUNKS>>,
+}
+
+impl Posts {
+    fn clear(&mut self) {
+        self.members.clear();
+        self.made.clear();
+        self.front.clear();
+        self.ready.clear();
+        self.back.clear();
+        self.stamps.clear();
+    }
+}
+
+/// The passes over the requests, in the order of their parts: what peers wait for comes first.
+const PASSES: [Pass; 4] = [Pass::Receives, Pass::Whole, Pass::Announced, Pass::Behind];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Receives,
+    /// Sends without a kernel.
+    Whole,
+    /// The announcements of the others.
+    Announced,
+    /// Their payloads.
+    Behind,
+}
+
+impl Engine {
+    /// Posts prepared requests on a stream: all or, after an error, none.
+    pub fn post_all_on(
+        &self,
+        keys: impl ExactSizeIterator<Item = RequestKey> + Clone,
+        stream: &Stream,
+    ) -> Result<()> {
+        let on = On::Stream(stream, None);
+        on.check(&self.gpu, POST)?;
+        self.with_room(|| {
+            for key in keys.clone() {
+                self.lane_for(key, &on)?;
+            }
+            let mut state = self.lock();
+            let mut posts = std::mem::take(&mut state.posts);
+            let posted = self.try_post_all_on(&mut state, keys.clone(), stream, &mut posts);
+            posts.clear();
+            state.posts = posts;
+            posted
+        })
+    }
+
+    fn try_post_all_on(
+        &self,
+        state: &mut State,
+        keys: impl Iterator<Item = RequestKey>,
+        stream: &Stream,
+        posts: &mut Posts,
+    ) -> Result<()> {
+        let mut mark = None;
+        let decided = self.admit(state, keys, stream, posts).and_then(|()| {
+            if posts.members.iter().any(|member| is_marked(state, member)) {
+                let reached = state.reached.next(&stream.downgrade())?;
+                let (word, count) = state.reached.word(reached);
+                posts.front.push(Part::Store(word.clone(), count));
+                mark = Some(reached);
+            }
+            PASSES
+                .iter()
+                .try_for_each(|pass| self.decide_all(state, *pass, posts))
+        });
+        let posted = match decided {
+            Ok(()) => self.submit(state, stream, posts),
+            Err(error) => Err(Refusal { error, torn: false }),
+        };
+        if let Err(refusal) = posted {
+            match refusal.torn {
+                true => self.posted(state, posts, mark, Some(&refusal.error)),
+                false => self.restore(state, stream, posts),
+            }
+            return Err(refusal.error);
+        }
+        self.posted(state, posts, mark, None);
+        // The receives first: a large send holds the stream until its receive is posted.
+        for receive in [true, false] {
+            for member in posts.members.iter().filter(|member| member.alone) {
+                if receives(state, member) == receive {
+                    self.post_alone(state, member, stream)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts a request of this rank to itself.
+    fn post_alone(&self, state: &mut State, member: &Member, stream: &Stream) -> Result<()> {
+        known(&mut state.requests, member.key)?.poster.stream = None;
+        let bound = self.bind(state, member.key, member.lane, stream);
+        let posted = bound.and_then(|_| self.post_known(state, member.key));
+        if posted.is_err() {
+            self.restore_one(state, member, stream);
+        }
+        posted
+    }
+
+    /// Collects the requests, and takes back the puts of those that were prepared for the stream:
+    /// the order of the puts is that of this call.
+    fn admit(
+        &self,
+        state: &mut State,
+        mut keys: impl Iterator<Item = RequestKey>,
+        stream: &Stream,
+        posts: &mut Posts,
+    ) -> Result<()> {
+        let on = On::Stream(stream, None);
+        keys.try_for_each(|key| {
+            let own = self.lane_of(state, &on);
+            let entry = unposted(&mut state.requests, key)?;
+            let (rank, bound) = (entry.peer, is_bound(entry, stream)?);
+            if bound && posts.members.iter().any(|member| member.key == key) {
+                let what = "the request is named twice";
+                return Err(Error::new(POST, Kind::Busy, what));
+            }
+            let target = match entry.is_receive() {
+                true => Target::Recv(entry.tag),
+                false => Target::Send(entry.tag),
+            };
+            let mut lane = match bound {
+                true => entry.poster.lane,
+                false => own,
+            };
+            let (mut alone, numbered) = (false, !matches!(rank, ANYBODY | NULL_RANK));
+            if numbered {
+                if !bound {
+                    lane = state.open_lane(rank, lane, target);
+                }
+                let at = At { rank, lane };
+                alone = (state.peers.lane(at)).is_some_and(|lane| !lane.is_listed());
+            }
+            let entry = known(&mut state.requests, key)?;
+            entry.poster = Poster {
+                lane,
+                stream: Some(stream.downgrade()),
+            };
+            posts.members.push(Member {
+                key,
+                lane,
+                bound,
+                taken: false,
+                last: None,
+                behind: false,
+                alone,
+            });
+            Ok(())
+        })?;
+        take_back_all(state, posts)
+    }
+
+    fn decide_all(&self, state: &mut State, pass: Pass, posts: &mut Posts) -> Result<()> {
+        for at in 0..posts.members.len() {
+            let member = &posts.members[at];
+            let (key, rank) = (member.key, known(&mut state.requests, member.key)?.peer);
+            if member.alone || matches!(rank, ANYBODY | NULL_RANK) {
+                continue;
+            }
+            let receive = receives(state, member);
+            let decided = match (pass, receive) {
+                (Pass::Receives, true) => decide_receive(state, key, posts),
+                (Pass::Receives, false) | (_, true) => Ok(None),
+                (_, false) => self.decide_send(state, pass, at, posts),
+            };
+            if let Some(last) = decided.map_err(|e| e.of_peer(rank))? {
+                posts.members[at].last = Some(last);
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares one part of a send, and returns its last put if it is complete.
+    fn decide_send(
+        &self,
+        state: &mut State,
+        pass: Pass,
+        member: usize,
+        posts: &mut Posts,
+    ) -> Result<Option<Put>> {
+        let Member {
+            key, last, behind, ..
+        } = posts.members[member];
+        if last.is_some() {
+            return Ok(None);
+        }
+        let result = state.requests.result_addr(key).0;
+        let rank = known(&mut state.requests, key)?.peer;
+        if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here()) {
+            return Err(peer.error(POST));
+        }
+        let (common, send, channel, link) = state.outgoing(key)?;
+        let (number, len, large) = (common.number, common.len, common.large);
+        let lane = common.poster.lane;
+        let at = At { rank, lane };
+        let no_lane = || closed(format!("the lane to rank {rank} is not open"), rank);
+        let lane = link.lane(lane).ok_or_else(no_lane)?;
+        let segments = common.segments.as_slice();
+        let known = match large && send.late.is_none() {
+            true => channel.known_place(number, len),
+            false => None,
+        };
+        let stamped = (large || send.late.is_some()) && (known.is_none() || behind);
+        match pass {
+            Pass::Receives => Ok(None),
+            Pass::Whole if stamped || send.packed.is_some() => Ok(None),
+            Pass::Whole => {
+                let mut batch = Batch::new(lane);
+                let last = match known {
+                    // The receive is posted, so its slot is free.
+                    Some(place) => direct(&mut batch, channel, number, segments, len, place)?,
+                    None => {
+                        lead_in(channel, number, true, &mut posts.front)?;
+                        plain(&mut batch, channel, number, segments, len)?
+                    }
+                };
+                keep(&batch, at, &mut posts.made, &mut posts.front);
+                Ok(Some(last))
+            }
+            Pass::Announced => {
+                self.kernels(POST)?;
+                lead_in(channel, number, !large, &mut posts.front)?;
+                if large {
+                    let mut batch = Batch::new(lane);
+                    announce(&mut batch, channel, number, len)?;
+                    keep(&batch, at, &mut posts.made, &mut posts.front);
+                    let (ready, value) = (channel.ready(number), word::threshold(number));
+                    posts.ready.push(Part::Wait(ready.clone(), value));
+                }
+                posts.members[member].behind = true;
+                Ok(None)
+            }
+            Pass::Behind => {
+                let mut batch = Batch::new(lane);
+                if !large && send.late.is_none() {
+                    let last = plain(&mut batch, channel, number, segments, len)?;
+                    keep(&batch, at, &mut posts.made, &mut posts.back);
+                    return Ok(Some(last));
+                }
+                channel.make_stamps(&self.paths)?;
+                let last = unstamped(&mut batch, channel, number, segments, len)?;
+                keep(&batch, at, &mut posts.made, &mut posts.back);
+                self.add_stamp(&batch, common, send, channel, result, &mut posts.stamps)?;
+                Ok(Some(last))
+            }
+        }
+    }
+
+    /// Adds the parameters of the kernel that completes the puts of a send.
+    fn add_stamp(
+        &self,
+        batch: &Batch<'_>,
+        common: &Common,
+        send: &mut Outgoing,
+        channel: &SendChannel,
+        result: u64,
+        stamps: &mut Vec<Stamp<MOST_CHUNKS>>,
+    ) -> Result<()> {
+        let late = send.late.get_or_insert_default();
+        late.behind = batch.all().collect();
+        let mut params = self.stamp_params(common, late, channel, result);
+        let found = [late.length.is_some(), late.offset.is_some()];
+        batch
+            .of_lane()
+            .patch(&late.behind, common.large, found, &mut params)?;
+        stamps.push(params);
+        Ok(())
+    }
+
+    /// Enqueues what was decided.
+    fn submit(&self, state: &mut State, stream: &Stream, posts: &Posts) -> Result<(), Refusal> {
+        let mut plan: Plan<'_> = std::mem::take(&mut state.plan).emptied();
+        for part in posts.front.iter().chain(&posts.ready) {
+            part.add_to(&mut plan);
+        }
+        let gathers = |member: &&Member| member.behind;
+        let kernels = posts.members.iter().filter(gathers).count() as u32;
+        if kernels > 0 {
+            plan.kernel_here();
+        }
+        for part in &posts.back {
+            part.add_to(&mut plan);
+        }
+        let State {
+            peers, requests, ..
+        } = &mut *state;
+        let launch = |stream: &Stream| self.complete_all(requests, stream, posts);
+        let kernel: Option<Launch<'_>> = match kernels {
+            0 => None,
+            _ => Some(&launch),
+        };
+        let alone = posts.members.iter().filter(|member| member.alone).count() as u32;
+        /// Submissions of a request of this rank to itself, at most.
+        const ALONE: u32 = 32;
+        let posted = match stream.check_room(8 + 2 * kernels + ALONE * alone) {
+            Ok(()) => plan.post(stream, peers, kernel),
+            Err(e) => Err(Refusal {
+                error: e.into(),
+                torn: false,
+            }),
+        };
+        state.plan = plan.emptied();
+        posted
+    }
+
+    /// Launches the kernels: they gather pieces, and complete the work requests.
+    fn complete_all(&self, requests: &Table, stream: &Stream, posts: &Posts) -> Result<()> {
+        for member in posts.members.iter().filter(|member| member.behind) {
+            let entry = requests.get(member.key);
+            if let Some(entry) = entry
+                && let (Some(pieces), Segments::One(staging)) = (
+                    entry.send().and_then(|send| send.packed.as_ref()),
+                    &entry.segments,
+                )
+            {
+                self.gather_on(stream, POST, pieces, staging.memory())?;
+            }
+        }
+        let mut stamps = posts.stamps.iter();
+        stamps.try_for_each(|params| self.stamp(stream, params))
+    }
+
+    /// Changes the states of the requests that are posted. After an error `e` only the first list
+    /// is: sends with parts behind it fail.
+    fn posted(&self, state: &mut State, posts: &Posts, mark: Option<Mark>, e: Option<&Error>) {
+        for member in posts.members.iter().filter(|member| !member.alone) {
+            let (key, order) = (member.key, state.requests.next_order());
+            if let Some(e) = e
+                && member.behind
+            {
+                self.fail_partly_posted(state, key, e);
+                continue;
+            }
+            let Some(entry) = state.requests.get_mut(key) else {
+                continue;
+            };
+            entry.order = order;
+            let rank = entry.peer;
+            if rank == NULL_RANK {
+                self.finish(state, key, Status::SUCCESS, 0);
+                continue;
+            }
+            let Entry { common, operation } = entry;
+            match operation {
+                Operation::Send(send) => {
+                    let done = SendState::Done(Status::SUCCESS);
+                    send.state = member.last.map_or(done, SendState::InFlight);
+                }
+                Operation::Receive(receive) => {
+                    receive.reached = mark;
+                    receive.state = match rank {
+                        ANYBODY => ReceiveState::Unmatched,
+                        _ => ReceiveState::Posted,
+                    };
+                    let put = member.last.map(|put| (common.poster.lane, put));
+                    if rank == ANYBODY {
+                        state.matcher.add(key);
+                    } else if let (Some(put), Ok((common, _, channel, _))) =
+                        (put, state.incoming(key))
+                    {
+                        *channel.ready_put(common.number) = Some(put);
+                    }
+                }
+                // Never prepared.
+                Operation::Transfer(_)
+                | Operation::Signal(_)
+                | Operation::Step(_)
+                | Operation::Collective(_) => {}
+            }
+        }
+        self.match_any(state);
+    }
+
+    /// Makes the requests as they were before the call.
+    #[cold]
+    fn restore(&self, state: &mut State, stream: &Stream, posts: &Posts) {
+        for (at, put) in posts.made.iter().rev() {
+            if let Some(lane) = state.peers.lane(*at) {
+                // The plan has aborted it already, or it was prepared just now.
+                let _ = lane.abort(*put);
+            }
+        }
+        for member in &posts.members {
+            self.restore_one(state, member, stream);
+        }
+    }
+
+    #[cold]
+    fn restore_one(&self, state: &mut State, member: &Member, stream: &Stream) {
+        if member.bound && !member.taken {
+            return;
+        }
+        forget_puts(state, member.key);
+        unbind(state, member.key);
+        if member.bound {
+            // If there is no room for the puts that were taken back, it has no stream any more.
+            let _ = self.bind_for(state, member.key, member.lane, stream, false);
+        }
+    }
+}
+
+impl Part {
+    fn add_to<'a>(&'a self, plan: &mut Plan<'a>) {
+        match self {
+            Part::Wait(word, value) => plan.wait(word, *value, false),
+            Part::Store(word, value) => plan.store(word, *value),
+            Part::Put(at, put) => plan.puts(*at, std::iter::once(*put)),
+        }
+    }
+}
+
+/// Whether the stream stores a mark for a receive.
+fn is_marked(state: &State, member: &Member) -> bool {
+    let peer = state.requests.get(member.key).map(|entry| entry.peer);
+    let any = peer == Some(ANYBODY) || state.reached.marks_receives();
+    any && peer != Some(NULL_RANK) && receives(state, member)
+}
+
+fn receives(state: &State, member: &Member) -> bool {
+    state
+        .requests
+        .get(member.key)
+        .is_some_and(Entry::is_receive)
+}
+
+/// Appends the puts of a batch.
+fn keep(batch: &Batch<'_>, at: At, made: &mut Vec<(At, Put)>, parts: &mut Vec<Part>) {
+    for put in batch.all() {
+        made.push((at, put));
+        parts.push(Part::Put(at, put));
+    }
+}
+
+/// Appends what the stream does before a message.
+fn lead_in(channel: &SendChannel, number: u64, short: bool, parts: &mut Vec<Part>) -> Result<()> {
+    let [wait, store] = channel.lead_in(number, short)?;
+    parts.extend(wait.map(|(word, value)| Part::Wait(word.clone(), value)));
+    parts.extend(store.map(|(word, value)| Part::Store(word.clone(), value)));
+    Ok(())
+}
+
+/// Prepares the puts of a receive.
+fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Result<Option<Put>> {
+    let entry = known(&mut state.requests, key)?;
+    let (rank, large) = (entry.peer, entry.large);
+    if !large || state.given_up(rank).is_some() {
+        return Ok(None);
+    }
+    let (common, receive, channel, link) = state.incoming(key)?;
+    let (number, lane) = (common.number, common.poster.lane);
+    check_ready_order(channel, link, number, lane).map_err(|e| e.with_rank(rank))?;
+    if let Some(before) = channel.numbers.previous(number)
+        && !channel.is_free(number)
+    {
+        let taken = channel.taken(number).clone();
+        posts.front.push(Part::Wait(taken, word::threshold(before)));
+    }
+    let no_lane = || closed(format!("the lane to rank {rank} is not open"), rank);
+    let mut batch = Batch::new(link.lane(lane).ok_or_else(no_lane)?);
+    advertise(&mut batch, channel, common, receive)?;
+    keep(&batch, At { rank, lane }, &mut posts.made, &mut posts.front);
+    Ok(batch.all().last())
+}
+
+/// Takes back the puts of the requests that were prepared for the stream, the newest first.
+fn take_back_all(state: &mut State, posts: &mut Posts) -> Result<()> {
+    loop {
+        let (mut any, mut refused) = (false, Ok(()));
+        for member in posts.members.iter_mut().rev() {
+            if !member.bound || member.taken {
+                continue;
+            }
+            match take_back(state, member.key) {
+                Ok(()) => (member.taken, any) = (true, true),
+                Err(e) => refused = Err(e),
+            }
+        }
+        // If a later request is prepared on the lane, the order of the puts cannot change.
+        if !any || refused.is_ok() {
+            return refused;
+        }
+    }
+}
+
+/// Aborts the puts of a request that was prepared for a stream.
+fn take_back(state: &mut State, key: RequestKey) -> Result<()> {
+    let entry = known(&mut state.requests, key)?;
+    let (rank, lane) = (entry.peer, entry.poster.lane);
+    let puts = entry.newest_puts();
+    if let Some(lane) = state.peers.lane(At { rank, lane }) {
+        puts.iter().try_for_each(|put| lane.abort(*put))?;
+    }
+    forget_puts(state, key);
+    Ok(())
+}
+
+/// Removes puts that are aborted from their request.
+fn forget_puts(state: &mut State, key: RequestKey) {
+    let Some(Entry { common, operation }) = state.requests.get_mut(key) else {
+        return;
+    };
+    common.puts = [None; 3];
+    if let Operation::Send(send) = operation {
+        // What remains is the words of its length.
+        send.late = send.late.take().filter(|late| late.length.is_some());
+        if let Some(late) = &mut send.late {
+            late.behind.clear();
+        }
+    }
+}

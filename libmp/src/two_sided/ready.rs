@@ -1,0 +1,71 @@
+//! The memory of this rank's ready words: one word for each rank. It is made, and named to a rank,
+//! when one of the two first uses it; no call is collective. `window::ready` has the calls.
+
+use std::collections::BTreeSet;
+
+use super::engine::Engine;
+use super::state::State;
+use crate::error::Result;
+use crate::path::{Path, Rights};
+use crate::region::Memory;
+use crate::wire::control::Control;
+
+/// The number under which ranks name the memory of their ready words, among the windows.
+pub(crate) const READY: u64 = u64::MAX;
+/// Length of a ready word in bytes.
+pub(crate) const WORD: usize = 8;
+
+/// The memory of the ready words, and the ranks that have its name.
+#[derive(Default)]
+pub(crate) struct ReadyMemory {
+    memory: Option<Memory>,
+    told: BTreeSet<u32>,
+}
+
+impl Engine {
+    /// The number before that of the first ready word. Its distance to zero is that of the first
+    /// message's number, on the other side.
+    pub fn ready_start(&self) -> u64 {
+        0_u64.wrapping_sub(self.config.start)
+    }
+
+    /// The memory of the ready words of this rank.
+    ///
+    /// # Errors
+    /// Errors of gdsync if no memory is available.
+    pub fn ready_memory(&self, state: &mut State) -> Result<Memory> {
+        if let Some(memory) = &state.ready.memory {
+            return Ok(memory.clone());
+        }
+        let len = WORD * self.size as usize;
+        let memory = Memory::new(self.paths.pinned(len, Rights::Words)?);
+        for rank in 0..self.size as usize {
+            memory
+                .region()
+                .word64(WORD * rank)?
+                .store(self.ready_start())?;
+        }
+        Ok(state.ready.memory.insert(memory).clone())
+    }
+
+    /// Names the ready words of this rank to another one, once.
+    ///
+    /// # Errors
+    /// As [`Engine::ready_memory`].
+    pub fn name_ready(&self, state: &mut State, to: u32) -> Result<()> {
+        if to == self.rank || state.ready.told.contains(&to) {
+            return Ok(());
+        }
+        let memory = self.ready_memory(state)?;
+        let message = Control::Window {
+            number: READY,
+            rank: self.rank,
+            block: [Path::Nic, Path::Local]
+                .map(|path| memory.keys().record(path))
+                .into(),
+        };
+        state.ready.told.insert(to);
+        self.send_control(state, to, vec![message]);
+        Ok(())
+    }
+}

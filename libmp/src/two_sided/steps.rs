@@ -1,0 +1,148 @@
+//! The background work of an exchange with neighbours: it ends the records of steps, and releases
+//! the streams that wait for a neighbour that was given up.
+
+use std::sync::Arc;
+
+use gdsync::Status;
+
+use super::engine::Engine;
+use super::state::State;
+use crate::request::entry::Entry;
+use crate::request::step::{Board, Side, parity, reached};
+use crate::request::table::RequestKey;
+
+impl Engine {
+    /// Ends a step when the stream has passed its waits. Releases the waits for neighbours that
+    /// were given up, and finds the neighbour for which the stream waits.
+    pub(crate) fn advance_step(&self, state: &mut State, key: RequestKey) -> bool {
+        let Some(step) = state.requests.get(key).and_then(Entry::step) else {
+            return false;
+        };
+        let (board, number) = (Arc::clone(&step.board), step.number);
+        let passed = step.is_passed();
+        if passed {
+            self.find_failed_puts(state, key, &board, number);
+        }
+        for (at, side) in board.sides.iter().enumerate() {
+            if let Some(status) = state.given_up(side.rank)
+                && !side.is_lost(number)
+            {
+                let unsent = matches!(state.sent(&board, at, number), Some(false));
+                // Stored before the streams continue.
+                if unsent || state.fails_step(key, side.rank) {
+                    self.set_error(status);
+                }
+                board.lose(side, number, unsent);
+            }
+        }
+        if passed || self.is_over(state, key, &board) {
+            self.end_step(state, key);
+            return true;
+        }
+        let Some(entry) = state.requests.get_mut(key) else {
+            return false;
+        };
+        let Some(step) = entry.step() else {
+            return false;
+        };
+        let ready = step
+            .board
+            .sides
+            .iter()
+            .all(|side| reached(&side.ready[parity(number)], number));
+        // The stream has passed, or will pass, the waits of the send.
+        let order = step.wait.filter(|_| ready).unwrap_or(entry.order);
+        let missing = step.lack().map(|(side, _)| (side.rank, side.receive));
+        entry.order = order;
+        if let Some((rank, tag)) = missing {
+            (entry.peer, entry.tag) = (rank, tag);
+        }
+        false
+    }
+
+    /// Ends a step whose waits have ended: with the failure of the first neighbour that was given
+    /// up, or with success.
+    fn end_step(&self, state: &mut State, key: RequestKey) {
+        let step = state.requests.get(key).and_then(Entry::step);
+        let lost = step.and_then(|step| step.lost().map(|side| (side.rank, side.receive)));
+        let status = match lost {
+            None => Status::SUCCESS,
+            Some((rank, tag)) => {
+                if let Some(entry) = state.requests.get_mut(key) {
+                    (entry.peer, entry.tag) = (rank, tag);
+                }
+                state.given_up(rank).unwrap_or(Status::CLOSED)
+            }
+        };
+        self.finish(state, key, status, 0);
+    }
+
+    /// As [`Engine::end_step`], for a call that returns the failure itself.
+    pub(crate) fn end_step_of_call(&self, state: &mut State, key: RequestKey) {
+        state.return_fault(key);
+        self.end_step(state, key);
+    }
+
+    /// Gives up neighbours whose put has failed: the failure has released the stream.
+    fn find_failed_puts(&self, state: &mut State, key: RequestKey, board: &Board, number: u64) {
+        for (at, side) in board.sides.iter().enumerate() {
+            if state.sent(board, at, number) == Some(false) && state.given_up(side.rank).is_none() {
+                let peer = state.peers.get_mut(side.rank);
+                let error = peer.and_then(|peer| peer.link.error());
+                let status = error.unwrap_or(Status::CLOSED);
+                if let Some(entry) = state.requests.get_mut(key) {
+                    (entry.peer, entry.tag) = (side.rank, side.send);
+                }
+                let text = self.status_text(state, side.rank, status);
+                self.give_up_for(state, key, status, text);
+            }
+        }
+    }
+
+    /// Whether a step without a wait has ended because no handle is left, and its puts have ended.
+    fn is_over(&self, state: &mut State, key: RequestKey, board: &Board) -> bool {
+        let step = state.requests.get(key).and_then(Entry::step);
+        let Some(number) = step.filter(|step| step.wait.is_none()).map(|s| s.number) else {
+            return false;
+        };
+        let ended = |at: usize| state.sent(board, at, number).is_some();
+        board.is_abandoned() && (0..board.sides.len()).all(ended)
+    }
+}
+
+impl State {
+    /// Whether the put of a step to a neighbour has ended, and succeeded; `None`: it is in flight.
+    /// Steps before the last count as sent.
+    pub fn sent(&mut self, board: &Board, at: usize, step: u64) -> Option<bool> {
+        let last = board.last();
+        if last.step != step {
+            return Some(true);
+        }
+        let Some((lane, put)) = last.puts[at] else {
+            return Some(false);
+        };
+        let peer = self.peers.get_mut(board.sides[at].rank);
+        let lane = peer.and_then(|peer| peer.link.lane(lane));
+        match lane.map(|lane| lane.poll(put)) {
+            Some(Ok(None)) => None,
+            // So old that the queue has no state for it, or done.
+            Some(Err(_) | Ok(Some(Status::SUCCESS))) => Some(true),
+            None | Some(Ok(Some(_))) => Some(false),
+        }
+    }
+
+    /// Whether a step fails if `rank` is given up.
+    pub fn fails_step(&mut self, key: RequestKey, rank: u32) -> bool {
+        let Some(step) = self.requests.get(key).and_then(Entry::step) else {
+            return false;
+        };
+        let (board, number) = (Arc::clone(&step.board), step.number);
+        let of_rank = |side: &Side| side.rank == rank;
+        let lacks = |side: &Side| of_rank(side) && step.lacks(side).is_some();
+        if board.sides.iter().any(lacks) {
+            return true;
+        }
+        let at = |at: usize| of_rank(&board.sides[at]);
+        (0..board.sides.len()).any(|i| at(i) && self.sent(&board, i, number) != Some(true))
+    }
+}

@@ -1,0 +1,423 @@
+//! A stream waits for several requests in one submission: a list with all waits, and the kernels
+//! that take messages in behind it. If a part is refused, the stream waits for none of them.
+
+use gdsync::gpu::Word64;
+use gdsync::{Status, Stream};
+
+use super::channel::Run;
+use super::claim::{posted_by_another, unpack};
+use super::engine::Engine;
+use super::packed::{SCATTERS, arrival, scatter_on};
+use super::peer::Target;
+use super::progress::arrived;
+use super::receive::ANYBODY;
+use super::spec::On;
+use super::state::{State, known};
+use crate::error::{Error, Kind, Result};
+use crate::kernels::{SEGMENTS, Unpack};
+use crate::path::{Put, uncaptured};
+use crate::plan::{At, Lanes, Launch, Plan, Refusal};
+use crate::request::entry::{Entry, Operation, ReceiveState, Segments, Waiter};
+use crate::request::table::{RequestKey, Table};
+use crate::wire::word::{self, WordKind};
+
+const WAIT: &str = "wait on stream";
+
+/// What a stream waits for, and does behind the waits. The buffers are kept from call to call.
+#[derive(Default)]
+pub(crate) struct Waits {
+    /// Words, with the values that they reach; `true`: a flush follows.
+    words: Vec<(Word64, u64, bool)>,
+    puts: Vec<(At, Put, bool)>,
+    claims: Vec<Claim>,
+    /// Requests that another poster ends.
+    noted: Vec<RequestKey>,
+    /// Credits that are returned before the waits, with their puts, and behind them.
+    before: Vec<(Claimed, Run, [Option<Put>; 3])>,
+    runs: Vec<(Claimed, Run)>,
+}
+
+impl Waits {
+    fn clear(&mut self) {
+        self.words.clear();
+        self.puts.clear();
+        self.claims.clear();
+        self.noted.clear();
+        self.before.clear();
+        self.runs.clear();
+    }
+}
+
+/// The channel of a receive that a stream takes in, and its number.
+#[derive(Clone, Copy)]
+struct Claimed {
+    at: At,
+    tag: u32,
+    number: u64,
+}
+
+/// A receive whose message a stream takes in.
+struct Claim {
+    key: RequestKey,
+    of: Claimed,
+    /// The word that acknowledges the message, and the word of its arrival.
+    taken: Word64,
+    word: Word64,
+    params: Unpack<SEGMENTS>,
+}
+
+impl Engine {
+    /// Makes a stream wait for requests: for all or, after an error, for none.
+    pub fn wait_all_on(
+        &self,
+        keys: impl ExactSizeIterator<Item = RequestKey> + Clone,
+        stream: &Stream,
+    ) -> Result<()> {
+        if keys.len() == 1 {
+            return keys.clone().try_for_each(|key| self.wait_on(key, stream));
+        }
+        uncaptured(stream, WAIT)?;
+        let on = On::Stream(stream, None);
+        keys.clone().try_for_each(|key| self.open_for(key, &on))?;
+        self.with_room(|| {
+            let mut state = self.lock();
+            let mut waits = std::mem::take(&mut state.waits);
+            let waited = self.try_wait_all_on(&mut state, keys.clone(), stream, &mut waits);
+            waits.clear();
+            state.waits = waits;
+            waited
+        })
+    }
+
+    /// Opens the lane by which a stream returns the credit of a receive.
+    fn open_for(&self, key: RequestKey, on: &On<'_>) -> Result<()> {
+        let mut state = self.lock();
+        let posted = |entry: &&Entry| {
+            let state = entry.receive().map(|receive| receive.state);
+            state == Some(ReceiveState::Posted) && entry.peer != ANYBODY
+        };
+        let Some(rank) = state.requests.get(key).filter(posted).map(|e| e.peer) else {
+            return Ok(());
+        };
+        let lane = self.lane_of(&mut state, on);
+        let peer = state.peers.get(rank);
+        if peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Target::Lanes)) {
+            return Ok(());
+        }
+        drop(state);
+        let opened = self.ensure(rank, on, Target::Lanes);
+        opened.map(drop).map_err(|e| e.of_peer(rank))
+    }
+
+    fn try_wait_all_on(
+        &self,
+        state: &mut State,
+        mut keys: impl Iterator<Item = RequestKey>,
+        stream: &Stream,
+        waits: &mut Waits,
+    ) -> Result<()> {
+        let decided = keys.try_for_each(|key| self.decide_wait(state, key, stream, waits));
+        let posted = decided.and_then(|()| self.post_waits(state, stream, waits));
+        if posted.is_err() {
+            for claim in &waits.claims {
+                if let Some(receive) = state.requests.receive_mut(claim.key)
+                    && receive.state == ReceiveState::Claimed(stream.id())
+                {
+                    receive.state = ReceiveState::Posted;
+                }
+            }
+            for (of, _, puts) in waits.before.iter().rev() {
+                if let Some(lane) = state.peers.lane(of.at) {
+                    for put in puts.iter().rev().flatten() {
+                        // A put that the plan has posted or aborted is refused.
+                        let _ = lane.abort(*put);
+                    }
+                }
+            }
+            let before = waits.before.drain(..).map(|(of, run, _)| (of, run));
+            keep_credits(state, before);
+            return posted;
+        }
+        for claim in &waits.claims {
+            let order = state.requests.next_order();
+            let entry = known(&mut state.requests, claim.key)?;
+            (entry.order, entry.since) = (order, None);
+        }
+        self.return_credits(state, stream, waits);
+        if waits.noted.is_empty() {
+            return Ok(());
+        }
+        let passed = stream.record().ok();
+        for key in &waits.noted {
+            let waiter = Waiter {
+                stream: stream.id(),
+                order: state.requests.next_order(),
+                passed: passed.clone(),
+            };
+            known(&mut state.requests, *key)?.waiters.push(waiter);
+        }
+        Ok(())
+    }
+
+    /// Decides what a stream does to wait for a request.
+    fn decide_wait(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        stream: &Stream,
+        waits: &mut Waits,
+    ) -> Result<()> {
+        let known = state.requests.get(key);
+        if known.is_some_and(|e| e.in_flight().is_some() && e.poster.stream.is_none()) {
+            // It may have ended since the last check.
+            self.advance(state, key);
+        }
+        let Some(entry) = state.requests.get(key) else {
+            return Err(Error::unknown_request(WAIT));
+        };
+        if entry.is_prepared() {
+            return Err(Error::unposted(WAIT));
+        }
+        if entry.status().is_some() {
+            return self.answer(WAIT, state, key).map(drop);
+        }
+        let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+        let flush = entry.lands_in_device();
+        match (&entry.operation, entry.in_flight()) {
+            (_, Some(put)) if poster.is_some() => {
+                let at = At {
+                    rank: entry.peer,
+                    lane: entry.poster.lane,
+                };
+                let peer = state.peers.get_mut(at.rank);
+                let Some(lane) = peer.and_then(|peer| peer.link.lane(at.lane)) else {
+                    let what = format!("the lane to rank {} is not open", at.rank);
+                    return Err(Error::new(WAIT, Kind::Closed, what).with_rank(at.rank));
+                };
+                match lane.done_word(put) {
+                    Some((word, value)) => waits.words.push((word.clone(), value, flush)),
+                    None if lane.is_listed() => waits.puts.push((at, put, flush)),
+                    None => {}
+                }
+                if poster != Some(stream.id()) {
+                    waits.noted.push(key);
+                }
+                Ok(())
+            }
+            (Operation::Receive(receive), _) => match receive.state {
+                ReceiveState::Posted => self.decide_claim(state, key, stream, waits),
+                // Its kernel is before this call's waits, or in this call.
+                ReceiveState::Claimed(own) if own == stream.id() => Ok(()),
+                _ => self.decide_result(state, key, flush, waits),
+            },
+            _ => self.decide_result(state, key, flush, waits),
+        }
+    }
+
+    /// Decides to wait for the result word of a request.
+    fn decide_result(
+        &self,
+        state: &State,
+        key: RequestKey,
+        flush: bool,
+        waits: &mut Waits,
+    ) -> Result<()> {
+        let word = state.requests.result_word(key).clone();
+        waits.words.push((word, 1, flush));
+        waits.noted.push(key);
+        Ok(())
+    }
+
+    /// Decides how a stream takes a message in.
+    fn decide_claim(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        stream: &Stream,
+        waits: &mut Waits,
+    ) -> Result<()> {
+        self.kernels(WAIT)?;
+        let result = state.requests.result_addr(key).0;
+        let rank = known(&mut state.requests, key)?.peer;
+        if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here())
+            && !arrived(state, key)
+        {
+            let e = peer.error(WAIT);
+            state.return_fault(key);
+            return Err(e.of_peer(rank));
+        }
+        let own = self.lane_of(state, &On::Stream(stream, None));
+        let lane = state.open_lane(rank, own, Target::Lanes);
+        waits.words.extend(
+            posted_by_another(state, key, stream)?.map(|(word, count)| (word, count, false)),
+        );
+        let (common, receive, channel, link) = state.incoming(key)?;
+        let number = common.number;
+        let of = Claimed {
+            at: At { rank, lane },
+            tag: common.tag,
+            number,
+        };
+        if let Some(lane) = link.lane(lane)
+            && let Some(run) = channel.credit_for(number, of.at.lane, stream.id())
+        {
+            match lane.is_listed() {
+                true => {
+                    let puts = channel.prepare_credit(lane, run)?;
+                    waits.before.push((of, run, puts));
+                }
+                false => channel.credit_on(stream, lane, run)?,
+            }
+        }
+        let packed = match (&receive.packed, &common.segments) {
+            (Some(pieces), Segments::One(staging)) => Some(arrival(pieces, staging.memory())),
+            _ => None,
+        };
+        let ends = [packed.unwrap_or(result), self.error.addr().0];
+        let word = channel.word(number, common.large);
+        let flush = receive.lands_in_device(common);
+        waits
+            .words
+            .push((word.clone(), word::threshold(number), flush));
+        waits.claims.push(Claim {
+            key,
+            of,
+            taken: channel.taken(number).clone(),
+            word: word.clone(),
+            params: unpack(channel, common, receive, ends, false),
+        });
+        // A second wait for the same request finds it claimed.
+        receive.state = ReceiveState::Claimed(stream.id());
+        Ok(())
+    }
+
+    /// Enqueues what was decided.
+    fn post_waits(&self, state: &mut State, stream: &Stream, waits: &Waits) -> Result<()> {
+        let mut plan: Plan<'_> = std::mem::take(&mut state.plan).emptied();
+        for (of, _, puts) in &waits.before {
+            plan.puts(of.at, puts.iter().flatten().copied());
+        }
+        for (word, value, flush) in &waits.words {
+            plan.wait(word, *value, *flush);
+        }
+        for (at, put, flush) in &waits.puts {
+            plan.done_flushed(*at, *put, *flush);
+        }
+        if let Some(last) = waits.claims.last() {
+            plan.passed_by(&last.taken, word::threshold(last.of.number));
+            plan.kernel_here();
+        }
+        let State {
+            peers, requests, ..
+        } = &mut *state;
+        let launch = |stream: &Stream| self.take_all_in(requests, stream, waits);
+        let kernel: Option<Launch<'_>> = match waits.claims.is_empty() {
+            true => None,
+            false => Some(&launch),
+        };
+        // The list, a kernel for each message, its scattering, and the event behind all.
+        let room = 4 + waits.claims.len() as u32 * (1 + SCATTERS);
+        let posted = match stream.check_room(room) {
+            Ok(()) => plan.post(stream, peers, kernel),
+            Err(e) => {
+                plan.undo(peers);
+                Err(Refusal {
+                    error: e.into(),
+                    torn: false,
+                })
+            }
+        };
+        state.plan = plan.emptied();
+        let Err(refusal) = posted else {
+            return Ok(());
+        };
+        if refusal.torn {
+            self.fail_claims(state, waits, &refusal.error);
+        }
+        Err(refusal.error)
+    }
+
+    /// Launches the kernels that take messages in.
+    fn take_all_in(&self, requests: &Table, stream: &Stream, waits: &Waits) -> Result<()> {
+        let kernels = self.kernels(WAIT)?;
+        for claim in &waits.claims {
+            // SAFETY: words and payload belong to the channel and the table, which the state keeps;
+            // the entry keeps the segments until the kernel has stored its result.
+            unsafe {
+                match claim.params.segments {
+                    0 | 1 => kernels.unpack(stream, claim.params.first(), None)?,
+                    _ => kernels.unpack(stream, &claim.params, None)?,
+                }
+            }
+            let entry = requests.get(claim.key);
+            let packed = entry.and_then(|entry| Some((entry.receive()?.packed.as_ref()?, entry)));
+            if let Some((pieces, entry)) = packed
+                && let Segments::One(staging) = &entry.segments
+            {
+                let result = requests.result_addr(claim.key).0;
+                scatter_on(kernels, stream, pieces, staging.memory(), result)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Releases the stream that waits for messages that no kernel would take in, and ends their
+    /// receives.
+    #[cold]
+    fn fail_claims(&self, state: &mut State, waits: &Waits, e: &Error) {
+        for claim in &waits.claims {
+            let number = claim.of.number;
+            let failed = word::word(number, WordKind::Failed, u64::from(Status::CLOSED.0));
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            if claim.word.load().is_ok_and(|w| !word::reached(w, number)) {
+                let _ = claim.word.store(failed);
+            }
+            let _ = claim.taken.store(failed);
+            self.fail_partly_posted(state, claim.key, e);
+        }
+    }
+
+    /// Returns the credits that are due, in one submission.
+    fn return_credits(&self, state: &mut State, stream: &Stream, waits: &mut Waits) {
+        let mut plan: Plan<'_> = std::mem::take(&mut state.plan).emptied();
+        for claim in &waits.claims {
+            let of = claim.of;
+            let Some(peer) = state.peers.get_mut(of.at.rank) else {
+                continue;
+            };
+            let lane = peer.link.lane(of.at.lane);
+            let channel = peer.channels.recvs.get_mut(&of.tag);
+            let Some((channel, lane)) = channel.zip(lane) else {
+                continue;
+            };
+            let run = channel.count(of.number, of.at.lane, Some(stream.id()));
+            let Some(run) = run else { continue };
+            let returned = match lane.is_listed() {
+                true => channel.prepare_credit(lane, run).map(|puts| {
+                    plan.puts(of.at, puts.into_iter().flatten());
+                    waits.runs.push((of, run));
+                }),
+                false => channel.credit_on(stream, lane, run),
+            };
+            if let Err(e) = returned {
+                let rank = of.at.rank;
+                tracing::debug!(target: "mp", "the library returns the credits of rank {rank}: {e}");
+            }
+        }
+        if let Err(refusal) = plan.post(stream, &mut state.peers, None) {
+            tracing::debug!(target: "mp", "the library returns credits: {}", refusal.error);
+            keep_credits(state, waits.runs.drain(..));
+        }
+        state.plan = plan.emptied();
+    }
+}
+
+/// Keeps credits that the stream does not return, for the library.
+fn keep_credits(state: &mut State, runs: impl Iterator<Item = (Claimed, Run)>) {
+    for (of, run) in runs {
+        let peer = state.peers.get_mut(of.at.rank);
+        if let Some(channel) = peer.and_then(|p| p.channels.recvs.get_mut(&of.tag)) {
+            channel.keep_credit(run);
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Windows: one-sided operations on memory that other ranks have named.
+//!
+//! `targets` has the memory of each rank, `join` exchanges it among all ranks, `transfer` posts
+//! puts, gets, signals and atomics, `signal` waits for words of this rank's own memory, `word` for those
+//! that the application names, `ready` sends ready words and waits for them.
+//!
+//! The operations are those of the engine of `two_sided`, which has the lanes, the requests and the
+//! background work. [`Window`](crate::Window) is the handle of the application.
+
+mod join;
+mod ready;
+mod signal;
+mod targets;
+mod transfer;
+mod word;
+
+pub(crate) use ready::ReadyWords;
+pub(crate) use signal::Awaited;
+pub(crate) use targets::Targets;
+pub(crate) use transfer::{Access, Op};

@@ -1,0 +1,224 @@
+//! [`Targets`]: the memory of a window, of this rank and of the ranks that have named theirs, and
+//! the check of offsets.
+
+use std::fmt::Display;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use gdsync::gpu::Word64;
+
+use crate::error::{Error, Kind, Result};
+use crate::path::{LANES, Path, Paths, Remote, Rights, Span};
+use crate::region::{Memory, Slice};
+use crate::wire::control::Control;
+use crate::wire::record::Record;
+
+/// Length of a word in bytes.
+pub(super) const WORD: usize = 8;
+
+/// The memory of one rank in a window.
+pub(crate) struct Target {
+    remote: Remote,
+    /// A bit for each lane on which puts to the rank were posted. Relaxed: it is written and read
+    /// under the engine's lock.
+    used: AtomicU8,
+}
+
+const _: () = assert!(LANES <= u8::BITS as usize);
+
+/// The memory of a window.
+pub(crate) struct Targets {
+    /// The memory of this rank.
+    pub memory: Memory,
+    /// By rank: its memory, once it is known.
+    targets: Vec<OnceLock<Target>>,
+    /// Memory for the results of the READs of [`quiet`](crate::Window::quiet), which are not used.
+    pub scratch: Memory,
+}
+
+impl Targets {
+    /// A window onto `memory`, which no other rank has named memory for.
+    ///
+    /// # Errors
+    /// `Invalid` for memory of another context, or that is shorter than a word.
+    pub fn new(paths: &Paths, size: u32, memory: &Memory) -> Result<Targets> {
+        const OPERATION: &str = "make window";
+        if !paths.knows(memory.keys()) {
+            let what =
+                format!("{memory:?} is registered by another context; use memory of this context");
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        if memory.len() < WORD {
+            let what = format!("{memory:?} is too short for a window, which has at least a word");
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(WORD, "bytes"));
+        }
+        Ok(Targets {
+            memory: memory.clone(),
+            targets: (0..size).map(|_| OnceLock::new()).collect(),
+            scratch: Memory::new(paths.pinned(WORD, Rights::Landing)?),
+        })
+    }
+
+    /// The records that name this rank's memory, one for each path.
+    pub fn block(&self) -> Vec<Record> {
+        let record = |path| self.memory.keys().record(path);
+        [Path::Nic, Path::Local].map(record).into()
+    }
+
+    /// The bytes that name this rank's memory, for [`Targets::attach`] of another rank.
+    pub fn record(&self, rank: u32) -> Vec<u8> {
+        let block = self.block();
+        let number = 0;
+        Control::Window {
+            number,
+            rank,
+            block,
+        }
+        .encode()
+    }
+
+    /// Adds the memory of the rank that made the record. Returns the rank.
+    ///
+    /// # Errors
+    /// `Protocol` for bytes that are not a record; `Invalid` for a rank outside the job; `Busy` if
+    /// the rank's memory is known.
+    pub fn attach(&self, paths: &Paths, record: &[u8]) -> Result<u32> {
+        match Control::decode(record)? {
+            Control::Window { rank, block, .. } => self.add(paths, rank, &block).map(|()| rank),
+            _ => {
+                let what = "the bytes are not the record of a window; pass those that \
+                            Window::record returned";
+                Err(Error::new("attach window", Kind::Protocol, what))
+            }
+        }
+    }
+
+    /// Adds the memory of `rank`.
+    pub fn add(&self, paths: &Paths, rank: u32, block: &[Record]) -> Result<()> {
+        const OPERATION: &str = "attach window";
+        let place = self.place(OPERATION, rank)?;
+        let remote = Remote::any(paths.to(rank), block).map_err(|e| e.with_rank(rank))?;
+        let used = AtomicU8::new(0);
+        let target = Target { remote, used };
+        place.set(target).map_err(|_| {
+            let what = format!("the window has memory of rank {rank} already; attach it once");
+            Error::new(OPERATION, Kind::Busy, what).with_rank(rank)
+        })
+    }
+
+    fn place(&self, operation: &'static str, rank: u32) -> Result<&OnceLock<Target>> {
+        self.targets.get(rank as usize).ok_or_else(|| {
+            let size = self.targets.len();
+            let what = format!("rank {rank} is not in the job of {size} ranks");
+            Error::new(operation, Kind::Invalid, what).with_rank(rank)
+        })
+    }
+
+    /// The memory of `rank`.
+    ///
+    /// # Errors
+    /// `Invalid` for a rank outside the job or whose memory is not known.
+    pub fn of(&self, operation: &'static str, rank: u32) -> Result<&Target> {
+        self.place(operation, rank)?.get().ok_or_else(|| {
+            let what =
+                format!("the window has no memory of rank {rank}; add it with Window::attach");
+            Error::new(operation, Kind::Invalid, what).with_rank(rank)
+        })
+    }
+
+    /// Whether the memory of `rank` is known.
+    pub fn has(&self, rank: u32) -> bool {
+        self.of("look up window", rank).is_ok()
+    }
+
+    /// The memory of all ranks whose memory is known.
+    pub fn all(&self) -> impl Iterator<Item = (u32, &Target)> {
+        let targets = (0..).zip(&self.targets);
+        targets.filter_map(|(rank, target)| Some((rank, target.get()?)))
+    }
+
+    /// A word of this rank's own memory.
+    ///
+    /// # Errors
+    /// `Invalid` for an offset beyond the memory, or that is not a multiple of 8.
+    pub fn word(&self, operation: &'static str, offset: u64) -> Result<(Word64, Slice)> {
+        let len = self.memory.len() as u64;
+        let window = &"this rank's window";
+        check(operation, window, (offset, WORD), len)?;
+        let region = self.memory.region();
+        aligned(operation, window, region.addr().0, offset)?;
+        let offset = offset as usize;
+        Ok((region.word64(offset)?, self.memory.slice(offset, WORD)?))
+    }
+}
+
+impl Target {
+    /// The length of the memory in bytes.
+    pub fn len(&self) -> u64 {
+        self.remote.len()
+    }
+
+    /// The `len` bytes at `offset`; `word`: they are a word.
+    ///
+    /// # Errors
+    /// `Invalid`, with the window's length as the limit, if they exceed it.
+    #[inline]
+    pub fn span(
+        &self,
+        operation: &'static str,
+        rank: u32,
+        (offset, len): (u64, usize),
+        word: bool,
+    ) -> Result<Span> {
+        let window = &format_args!("the window of rank {rank}");
+        let checked = check(operation, window, (offset, len), self.len());
+        let checked = checked.and_then(|()| match word {
+            true => aligned(operation, window, self.remote.addr(), offset),
+            false => Ok(()),
+        });
+        checked.map_err(|e| e.with_rank(rank))?;
+        self.remote.span(offset as usize, len)
+    }
+
+    /// Records that a put was posted on `lane`.
+    #[inline]
+    pub fn use_lane(&self, lane: u8) {
+        self.used.fetch_or(1 << lane, Ordering::Relaxed);
+    }
+
+    /// Whether a put was posted on `lane`.
+    #[inline]
+    pub fn is_used_by(&self, lane: u8) -> bool {
+        self.used.load(Ordering::Relaxed) & 1 << lane != 0
+    }
+}
+
+/// Checks that `len` bytes at `offset` are in a window of `room` bytes.
+#[inline]
+fn check(
+    operation: &'static str,
+    window: &dyn Display,
+    (offset, len): (u64, usize),
+    room: u64,
+) -> Result<()> {
+    if offset
+        .checked_add(len as u64)
+        .is_some_and(|end| end <= room)
+    {
+        return Ok(());
+    }
+    let what = format!("{len} bytes at offset {offset} exceed {window}");
+    Err(Error::new(operation, Kind::Invalid, what).with_limit(room, "bytes"))
+}
+
+/// Checks that the word at `offset` of a window that starts at `base` is aligned.
+#[inline]
+fn aligned(operation: &'static str, window: &dyn Display, base: u64, offset: u64) -> Result<()> {
+    if base.wrapping_add(offset).is_multiple_of(WORD as u64) {
+        return Ok(());
+    }
+    let what = format!(
+        "the word at offset {offset} of {window} is not aligned to 8 bytes; use an aligned offset"
+    );
+    Err(Error::new(operation, Kind::Invalid, what))
+}

@@ -1,0 +1,410 @@
+//! Puts, gets, signals and atomics: their work on a lane, posted by the CPU or a stream, and the
+//! request that shows their completion.
+
+use std::ffi::CStr;
+
+use gdsync::{Status, Stream};
+
+use super::targets::{Target, Targets, WORD};
+use crate::error::{Error, Kind, Result};
+use crate::kernels::MOST_CHUNKS;
+use crate::mutant::{self, Mutant};
+use crate::path::{Atomic, Batch, List, MOST_BYTES, Piece, Put, Span};
+use crate::region::Slice;
+use crate::request::entry::{Common, Entry, Operation, Poster, Segments};
+use crate::request::one_sided::{Action, Transfer, TransferState};
+use crate::request::table::RequestKey;
+use crate::trace::Facts;
+use crate::two_sided::engine::Engine;
+use crate::two_sided::{NULL_RANK, On, Target as Open, closed};
+
+/// What an operation does with the memory of a rank.
+#[derive(Clone, Copy)]
+pub(crate) enum Access<'a> {
+    /// Copies `from` there; then stores a word, if there is one: its offset and its value.
+    Put {
+        from: &'a Slice,
+        signal: Option<(u64, u64)>,
+    },
+    /// Copies to `into`.
+    Get { into: &'a Slice },
+    /// Stores a word after all earlier puts.
+    Signal { value: u64 },
+    /// Changes a word; `old` receives its old value.
+    Atomic { old: &'a Slice, atomic: Atomic },
+    /// Reads a word into `into`, after all earlier puts.
+    Quiet { into: &'a Slice },
+}
+
+/// An operation on the memory of a rank, as the application gives it.
+#[derive(Clone, Copy)]
+pub(crate) struct Op<'a> {
+    pub rank: u32,
+    pub offset: u64,
+    pub access: Access<'a>,
+    pub on: On<'a>,
+}
+
+impl Op<'_> {
+    fn action(&self) -> Action {
+        match &self.access {
+            Access::Put { .. } => Action::Put,
+            Access::Get { .. } => Action::Get,
+            Access::Signal { .. } => Action::Signal,
+            Access::Atomic { atomic, .. } => match atomic {
+                Atomic::FetchAdd(_) => Action::FetchAdd,
+                Atomic::CompareSwap { .. } => Action::CompareSwap,
+            },
+            Access::Quiet { .. } => Action::Quiet,
+        }
+    }
+
+    /// Its name in errors.
+    fn name(&self) -> &'static str {
+        match self.action() {
+            Action::Put => "put",
+            Action::Get => "get",
+            Action::Signal => "signal",
+            Action::FetchAdd => "fetch-add",
+            Action::CompareSwap => "compare-swap",
+            Action::Quiet => "quiet",
+            Action::Exchange => "exchange",
+            Action::Collective(call) => call.name(),
+            wait => super::signal::name(wait),
+        }
+    }
+
+    /// Whether it is a put that stores a signal behind its payload.
+    fn signals(&self) -> bool {
+        matches!(
+            self.access,
+            Access::Put {
+                signal: Some(_),
+                ..
+            }
+        )
+    }
+
+    /// The name of its call, for observers.
+    pub fn call(&self) -> &'static CStr {
+        match self.action() {
+            Action::Put => c"put",
+            Action::Get => c"get",
+            Action::Signal => c"signal",
+            Action::FetchAdd => c"fetch_add",
+            Action::CompareSwap => c"compare_swap",
+            _ => c"quiet",
+        }
+    }
+
+    /// What observers of the call show.
+    pub fn facts(&self) -> Facts {
+        Facts {
+            peer: Some(self.rank),
+            tag: None,
+            bytes: Some(self.len() as u64),
+            stream: self.on.stream().map(Stream::id),
+        }
+    }
+
+    /// The memory of this rank.
+    fn slice(&self) -> Option<&Slice> {
+        match self.access {
+            Access::Put { from, .. } => Some(from),
+            Access::Get { into } | Access::Quiet { into } => Some(into),
+            Access::Atomic { old, .. } => Some(old),
+            Access::Signal { .. } => None,
+        }
+    }
+
+    /// The memory that its request keeps: of this rank, which is the target as well if the
+    /// operation is to the rank itself.
+    fn memory(&self, engine: &Engine, window: &Targets) -> Segments {
+        let slice = self.slice().cloned();
+        match self.rank == engine.rank {
+            false => slice.map_or(Segments::None, Segments::One),
+            true => Segments::Many(slice.into_iter().chain([window.memory.all()]).collect()),
+        }
+    }
+
+    /// The length of its transfer in bytes.
+    fn len(&self) -> usize {
+        self.slice().map_or(WORD, Slice::len)
+    }
+
+    /// Checks the memory of this rank, and the stream.
+    fn check(&self, engine: &Engine) -> Result<()> {
+        let (operation, len) = (self.name(), self.len());
+        let refuse = |what: String| Err(Error::new(operation, Kind::Invalid, what));
+        if let Some(slice) = self.slice() {
+            if !engine.paths.knows(slice.memory().keys()) {
+                return refuse(format!(
+                    "{slice:?} is registered by another context; use memory of this context"
+                ));
+            }
+            if let Access::Atomic { .. } = self.access
+                && len != WORD
+            {
+                return refuse(format!(
+                    "the former value of the word has 8 bytes, and its slice is {slice:?}"
+                ));
+            }
+            let most = MOST_CHUNKS as u64 * MOST_BYTES;
+            if len as u64 > most {
+                let what = format!("{len} bytes are too many for one operation; use several");
+                return Err(Error::new(operation, Kind::Invalid, what).with_limit(most, "bytes"));
+            }
+        }
+        self.on.check(&engine.gpu, operation)
+    }
+
+    /// Checks the operation against the window, and returns its places there: of the transfer, and
+    /// of the signal of a put.
+    fn places(&self, engine: &Engine, target: &Target) -> Result<(Span, Option<Span>)> {
+        let (operation, len) = (self.name(), self.len());
+        if matches!(self.access, Access::Get { .. } | Access::Quiet { .. })
+            && self.rank != engine.rank
+            && !engine.paths.device().reads()
+        {
+            let what = "the NIC of this rank executes no READ, which a get and a quiet need";
+            return Err(Error::new(operation, Kind::Unsupported, what));
+        }
+        let word = matches!(self.access, Access::Signal { .. } | Access::Atomic { .. });
+        let place = target.span(operation, self.rank, (self.offset, len), word)?;
+        let signal = match self.access {
+            Access::Put {
+                signal: Some((offset, _)),
+                ..
+            } => Some(target.span("signal", self.rank, (offset, WORD), true)?),
+            _ => None,
+        };
+        Ok((place, signal))
+    }
+
+    /// Prepares its work.
+    fn prepare<const N: usize>(
+        &self,
+        batch: &mut Batch<'_, N>,
+        (place, signal): (Span, Option<Span>),
+    ) -> Result<()> {
+        match self.access {
+            Access::Put {
+                from,
+                signal: Some((_, value)),
+            } => {
+                let signal = signal.unwrap_or(place);
+                if mutant::on(Mutant::SignalFirst) {
+                    batch.put_bytes(&value.to_le_bytes(), signal)?;
+                    batch.put_signaled(from.piece(), place)?;
+                    return Ok(());
+                }
+                for (chunk, at) in chunks(from, place) {
+                    batch.put([chunk].into_iter(), at)?;
+                }
+                batch.announce(&value.to_le_bytes(), signal)?;
+            }
+            Access::Put { from, signal: None } => {
+                for (chunk, at) in chunks(from, place) {
+                    batch.put_signaled(chunk, at)?;
+                }
+            }
+            Access::Get { into } | Access::Quiet { into } => {
+                for (chunk, at) in chunks(into, place) {
+                    batch.get(chunk, at)?;
+                }
+            }
+            Access::Signal { value } => {
+                batch.announce(&value.to_le_bytes(), place)?;
+            }
+            Access::Atomic { old, atomic } => {
+                batch.atomic(old.piece(), place, atomic)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares its work and posts it. Returns its last put.
+    fn post<const N: usize>(
+        &self,
+        mut batch: Batch<'_, N>,
+        places: (Span, Option<Span>),
+        stream: Option<&Stream>,
+    ) -> Result<Option<Put>> {
+        self.prepare(&mut batch, places)?;
+        post_batch(batch, stream)
+    }
+}
+
+/// The parts of a slice that one put each transfers, and their places; one empty part if the slice
+/// is empty.
+fn chunks(slice: &Slice, to: Span) -> impl Iterator<Item = (Piece<'_>, Span)> {
+    let len = slice.len() as u64;
+    (0..len.div_ceil(MOST_BYTES).max(1)).map(move |i| {
+        let at = i * MOST_BYTES;
+        let bytes = MOST_BYTES.min(len - at);
+        (slice.part(at as usize, bytes as usize), to.behind(at))
+    })
+}
+
+/// Posts a batch, whole or not at all. Returns its last put.
+fn post_batch<const N: usize>(
+    mut batch: Batch<'_, N>,
+    stream: Option<&Stream>,
+) -> Result<Option<Put>> {
+    let last = batch.all().last();
+    let Some(stream) = stream else {
+        return batch.post().map(Some);
+    };
+    let mut list = List::<N>::new();
+    list.put(batch.all());
+    if let Err(e) = list.post(stream, Some(batch.lane())) {
+        batch.undo();
+        return Err(e);
+    }
+    Ok(last)
+}
+
+impl Engine {
+    /// Posts an operation on the memory of a rank. Returns its request, whose handle is held.
+    pub fn transfer(&self, window: &Targets, op: &Op<'_>) -> Result<RequestKey> {
+        let operation = op.name();
+        op.check(self)?;
+        if op.rank == NULL_RANK {
+            return self.no_transfer(op);
+        }
+        let target = window.of(operation, op.rank)?;
+        let places = op.places(self, target)?;
+        let (guard, lane) = self.ensure(op.rank, &op.on, Open::Lanes)?;
+        let mut locked = Some(guard);
+        let posted = self.with_room(|| {
+            let mut guard = locked.take().unwrap_or_else(|| self.lock());
+            let state = &mut *guard;
+            self.sweep_if_crowded(state);
+            let order = state.requests.next_order();
+            let none = || closed(format!("rank {} is not connected", op.rank), op.rank);
+            let peer = state.peers.get_mut(op.rank).ok_or_else(none)?;
+            if !peer.can_post(lane, Open::Lanes) {
+                return Err(peer.error(operation));
+            }
+            state.requests.reserve(&self.gpu)?;
+            let ends = peer.link.lane(lane).ok_or_else(none)?;
+            let stream = op.on.stream();
+            let last = match op.len() as u64 > MOST_BYTES {
+                false => op.post(Batch::short(ends), places, stream)?,
+                true => op.post(Batch::new(ends), places, stream)?,
+            };
+            target.use_lane(lane);
+            let common = Common {
+                number: op.offset,
+                poster: Poster {
+                    lane,
+                    stream: stream.map(Stream::downgrade),
+                },
+                len: op.len() as u64,
+                order,
+                segments: op.memory(self, window),
+                ..Common::new(op.rank, 0, &[])
+            };
+            let operation = Operation::Transfer(Transfer {
+                action: op.action(),
+                signals: op.signals(),
+                state: last.map_or(
+                    TransferState::Done(Status::SUCCESS),
+                    TransferState::InFlight,
+                ),
+            });
+            Ok(state.requests.put(Entry { common, operation }))
+        });
+        posted.map_err(|e| e.of_peer(op.rank))
+    }
+
+    /// The request of an operation on the null rank, which has ended.
+    #[cold]
+    fn no_transfer(&self, op: &Op<'_>) -> Result<RequestKey> {
+        self.with_room(|| {
+            let mut guard = self.lock();
+            let state = &mut *guard;
+            self.sweep_if_crowded(state);
+            state.requests.reserve(&self.gpu)?;
+            let common = Common {
+                number: op.offset,
+                ..Common::new(NULL_RANK, 0, &[])
+            };
+            let operation = Operation::Transfer(Transfer {
+                action: op.action(),
+                signals: op.signals(),
+                state: TransferState::Done(Status::SUCCESS),
+            });
+            let key = state.requests.put(Entry { common, operation });
+            state.requests.set_result(key, Status::SUCCESS, 0);
+            Ok(key)
+        })
+    }
+
+    /// Orders later puts of `on` to `rank` after its earlier ones.
+    pub fn fence(&self, window: &Targets, rank: u32, on: &On<'_>) -> Result<()> {
+        const OPERATION: &str = "fence";
+        on.check(&self.gpu, OPERATION)?;
+        if rank == NULL_RANK || mutant::on(Mutant::MissingFence) {
+            return Ok(());
+        }
+        let target = window.of(OPERATION, rank)?;
+        let start = target.span(OPERATION, rank, (0, WORD), false)?;
+        let fenced = self.with_room(|| {
+            let mut guard = self.lock();
+            let state = &mut *guard;
+            let lane = self.lane_to(state, rank, on);
+            // The lane has the puts of all windows; nothing was posted on one that is not open.
+            let peer = state.peers.get_mut(rank);
+            let Some(peer) = peer.filter(|peer| peer.is_open(lane, Open::Lanes)) else {
+                return Ok(());
+            };
+            if !peer.is_here() {
+                return Err(peer.error(OPERATION));
+            }
+            let Some(ends) = peer.link.lane(lane) else {
+                return Ok(());
+            };
+            let mut batch = Batch::short(ends);
+            batch.fence(start)?;
+            let needed = batch.all().next().is_some();
+            match needed {
+                true => post_batch(batch, on.stream()).map(drop),
+                false => Ok(()),
+            }
+        });
+        fenced.map_err(|e| e.of_peer(rank))
+    }
+
+    /// Posts a READ behind all puts of `on`, to each rank that it has put to, and passes each
+    /// request to `each`.
+    ///
+    /// # Errors
+    /// The first error, after all ranks were tried.
+    pub fn quiet(
+        &self,
+        window: &Targets,
+        on: On<'_>,
+        mut each: impl FnMut(RequestKey),
+    ) -> Result<()> {
+        let into = &window.scratch.all();
+        let mut asked = Ok(());
+        for (rank, target) in window.all() {
+            let lane = self.lane_to(&mut self.lock(), rank, &on);
+            if !target.is_used_by(lane) || mutant::on(Mutant::QuietAtOnce) {
+                continue;
+            }
+            let op = Op {
+                rank,
+                offset: 0,
+                access: Access::Quiet { into },
+                on,
+            };
+            match self.transfer(window, &op) {
+                Ok(key) => each(key),
+                Err(e) => asked = asked.and(Err(e)),
+            }
+        }
+        asked
+    }
+}

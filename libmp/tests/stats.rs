@@ -1,0 +1,154 @@
+//! `Context::stats` compared with what a program did: sends, receives, puts, gets, signals and waits
+//! by peer and path, calls that found a queue full, and requests that reached their time limit.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use gdsync::gpu::{Condition, MemoryKind};
+use mp::{Full, Kind, Path, Source, wait_all};
+use sim::{LARGE, LIMIT, SMALL, pair, play, recv, secs, send, slice};
+
+#[test]
+fn messages_and_waits_count_by_peer_and_path() {
+    play(1, 3, |rank| {
+        let ctx = rank.open(|b| b);
+        let (next, last) = rank.neighbours();
+        let stream = ctx.gpu().stream().unwrap();
+        for (tag, len) in [(1, SMALL), (2, LARGE), (3, SMALL)] {
+            let recv = ctx.irecv_on(&stream, last, tag, &slice(&ctx, len)).unwrap();
+            let send = ctx.isend_on(&stream, next, tag, &slice(&ctx, len)).unwrap();
+            recv.wait_on(&stream).unwrap();
+            drop((recv, send));
+        }
+        // To itself, by the CPU.
+        let recv = ctx.irecv(rank.me, 4, &slice(&ctx, LARGE)).unwrap();
+        let send = ctx.isend(rank.me, 4, &slice(&ctx, SMALL)).unwrap();
+        wait_all(&[recv, send], LIMIT).unwrap();
+        ctx.synchronize(&stream, LIMIT).unwrap();
+        ctx.flush(LIMIT).unwrap();
+        ctx.close(LIMIT).unwrap();
+
+        let stats = ctx.stats();
+        println!("{stats}");
+        let (out, into, me) = (stats.of(next), stats.of(last), stats.of(rank.me));
+        assert_eq!(
+            (out.sends, out.receives, out.eager, out.large),
+            (3, 0, 2, 1)
+        );
+        assert_eq!(
+            (into.sends, into.receives, into.eager, into.large),
+            (0, 3, 2, 1)
+        );
+        let bytes = (2 * SMALL + LARGE) as u64;
+        assert_eq!((out.bytes_out, out.bytes_in), (bytes, 0));
+        assert_eq!((into.bytes_out, into.bytes_in), (0, bytes));
+        assert_eq!((out.waits, into.waits, me.waits), (0, 3, 2));
+        assert_eq!(
+            (me.sends, me.receives, me.eager, me.bytes_in),
+            (1, 1, 2, SMALL as u64)
+        );
+        assert_eq!(stats.by(Path::Local), me);
+        assert_eq!(stats.by(Path::Nic).messages(), 6);
+        assert_eq!(stats.total().messages(), 8);
+        let total = stats.total();
+        assert_eq!((total.retries, total.timeouts, total.failures), (0, 0, 0));
+        assert_eq!(stats.peers.len(), 3);
+        rank.leave();
+    });
+}
+
+#[test]
+fn one_sided_operations_count_by_kind() {
+    pair(
+        |b| b,
+        |rank, ctx| {
+            let window = ctx
+                .window(&ctx.alloc(MemoryKind::Pinned, 128).unwrap())
+                .unwrap();
+            let peer = rank.peer();
+            let data = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+            let at = |at: usize, len: usize| data.slice(at, len).unwrap();
+            let stream = ctx.gpu().stream().unwrap();
+            let put = window.put(peer, 0, &at(0, 10)).unwrap();
+            put.wait(LIMIT).unwrap();
+            window
+                .get(peer, 0, &at(0, 20))
+                .unwrap()
+                .wait(LIMIT)
+                .unwrap();
+            let old = window.fetch_add(peer, 64, 1, &at(32, 8)).unwrap();
+            old.wait(LIMIT).unwrap();
+            let both = window.put_signal_on(&stream, peer, 16, &at(0, 8), 72, 1);
+            both.unwrap().wait_on(&stream).unwrap();
+            window.signal(peer, 80, 1).unwrap().wait(LIMIT).unwrap();
+            window
+                .wait_signal(peer, 80, Condition::Eq, 1, LIMIT)
+                .unwrap();
+            window
+                .wait_signal_on(&stream, peer, 72, Condition::Eq, 1)
+                .unwrap();
+            ctx.synchronize(&stream, LIMIT).unwrap();
+            ctx.close(LIMIT).unwrap();
+            let counts = ctx.stats().of(peer);
+            assert_eq!((counts.puts, counts.gets), (2, 1));
+            assert_eq!((counts.signals, counts.atomics), (2, 1));
+            assert_eq!((counts.bytes_out, counts.bytes_in), (18, 20));
+            assert_eq!((counts.messages(), counts.waits), (0, 7));
+        },
+    );
+}
+
+/// Without credits a send by the CPU is queued; a full window of sends is what a call finds.
+#[test]
+fn calls_that_find_a_queue_full_count() {
+    pair(
+        |b| b.depth(2).full(Full::Fail),
+        |rank, ctx| {
+            if rank.me == 1 {
+                rank.barrier();
+                return;
+            }
+            let (data, mut sends) = (slice(ctx, SMALL), Vec::new());
+            let refused = loop {
+                match ctx.isend(1, 5, &data) {
+                    Ok(send) => sends.push(send),
+                    Err(e) => break e,
+                }
+            };
+            assert_eq!(refused.kind(), Kind::QueueFull, "{refused}");
+            assert!(ctx.isend(1, 5, &data).is_err());
+            assert_eq!(ctx.stats().of(1).retries, 2);
+            assert_eq!(ctx.stats().total().retries, 2);
+            rank.barrier();
+        },
+    );
+}
+
+#[test]
+fn requests_that_reach_their_limit_count_as_timeouts_and_failures() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(secs(2)));
+        if rank.me == 1 {
+            recv(&ctx, 0, 7, SMALL);
+            rank.barrier();
+            return;
+        }
+        send(&ctx, 1, 7, SMALL);
+        let stream = ctx.gpu().stream().unwrap();
+        let recv = ctx.irecv_on(&stream, 1, 8, &slice(&ctx, SMALL)).unwrap();
+        recv.wait_on(&stream).unwrap();
+        assert!(ctx.synchronize(&stream, LIMIT).is_err());
+        let counts = ctx.stats().of(1);
+        assert_eq!((counts.timeouts, counts.failures, counts.sends), (1, 1, 1));
+
+        let any = ctx
+            .irecv_on(&stream, Source::Any, 9, &slice(&ctx, SMALL))
+            .unwrap();
+        any.wait_on(&stream).unwrap();
+        assert!(ctx.synchronize(&stream, LIMIT).is_err());
+        let stats = ctx.stats();
+        assert_eq!(stats.total().timeouts, 2, "{stats}");
+        assert_eq!(stats.peers.last().unwrap().peer, None);
+        rank.barrier();
+    });
+}
