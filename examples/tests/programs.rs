@@ -14,6 +14,7 @@ const SENDRECV_STREAM: &str = env!("CARGO_BIN_EXE_sendrecv_stream");
 const PINGPONG: &str = env!("CARGO_BIN_EXE_pingpong");
 const RING: &str = env!("CARGO_BIN_EXE_ring");
 const HALO_SIMPLE: &str = env!("CARGO_BIN_EXE_halo_simple");
+const PORTING: &str = env!("CARGO_BIN_EXE_porting");
 const PUTGET: &str = env!("CARGO_BIN_EXE_putget");
 const PRODUCER_CONSUMER: &str = env!("CARGO_BIN_EXE_producer_consumer");
 
@@ -120,6 +121,7 @@ fn help_has_two_examples_of_use() {
         SENDRECV_STREAM,
         RING,
         HALO_SIMPLE,
+        PORTING,
         PUTGET,
         PRODUCER_CONSUMER,
         PINGPONG,

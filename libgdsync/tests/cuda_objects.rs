@@ -14,8 +14,8 @@ use application::{
 use common::*;
 use gdsync::gpu::{DevicePtr, KERNELS, SharedMemory};
 use gdsync::internals::{Fill, Report, Verify};
-use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::CUcontext;
+use gdsync_sys::cuda::{CudaResult, consts};
 use standin::{Control, Variant, inside, until};
 
 fn current() -> CUcontext {
@@ -210,6 +210,39 @@ fn adopted_memory() {
         ok((cuda.cuMemFree_v2)(device));
         ok((cuda.cuMemFreeHost)(pinned));
     }
+}
+
+/// Its pages have no fixed place. The error says which memory to use instead.
+#[test]
+fn managed_memory_is_refused_with_its_remedy() {
+    inside!(Variant::default());
+    let gpu = Gpu::cuda(0).unwrap();
+    make_current(retained());
+    type Alloc = unsafe extern "C" fn(&mut u64, usize, u32) -> CudaResult;
+    let (mut managed, global) = (0, 1);
+    // SAFETY: the function of the driver with this name has this type; it allocates.
+    unsafe {
+        let alloc: Alloc = Control::open().get("cuMemAllocManaged");
+        ok(alloc(&mut managed, 4096, global));
+    }
+    let at = managed as *mut u8;
+    for offset in [0, 64] {
+        // SAFETY: refused.
+        let (adopted, registered) = unsafe {
+            let adopted = gpu.adopt(DevicePtr(managed + offset as u64), 64);
+            (adopted, gpu.register_host(at.wrapping_add(offset), 64))
+        };
+        for region in [adopted, registered] {
+            refused(
+                region,
+                Kind::Unsupported,
+                None,
+                &["managed", "cuMemAlloc)", "copy"],
+            );
+        }
+    }
+    // SAFETY: allocated above, and without users.
+    ok(unsafe { (driver().cuMemFree_v2)(managed) });
 }
 
 #[test]

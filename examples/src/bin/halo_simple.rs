@@ -11,8 +11,9 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use mp::Context;
 use mp::gdsync::gpu::MemoryKind;
-use mp_examples::kernels::{Kernels, Step, WORD, rule};
+use mp_examples::kernels::{Kernels, Step, WORD};
 use mp_examples::ranks::{self, Options};
+use mp_examples::strips::serial;
 use zerocopy::IntoBytes;
 
 const EXAMPLES: &str = "\
@@ -106,23 +107,4 @@ fn play(ctx: &Context, cli: &Cli) -> Result<()> {
         cli.steps
     );
     Ok(())
-}
-
-/// The same by one CPU thread: all strips below each other, with one ring around them.
-fn serial(width: usize, rows: usize, steps: u64) -> Vec<u64> {
-    let pitch = width + 2;
-    let inside =
-        |i: &usize| (1..=width).contains(&(i % pitch)) && (1..=rows).contains(&(i / pitch));
-    let cells: Vec<usize> = (0..(rows + 2) * pitch).filter(inside).collect();
-    let mut now = vec![0; (rows + 2) * pitch];
-    for &i in &cells {
-        now[i] = i as u64;
-    }
-    for _ in 0..steps {
-        let f = now.clone();
-        for &i in &cells {
-            now[i] = rule(f[i], f[i - pitch], f[i + pitch], f[i - 1], f[i + 1]);
-        }
-    }
-    now
 }

@@ -156,7 +156,8 @@ impl Gpu {
     }
 
     /// Adopts memory that the application allocated in this GPU's CUDA context: device memory or
-    /// pinned host memory.
+    /// pinned host memory. The pages of managed memory (`cuMemAllocManaged`) move between GPU and host;
+    /// NICs cannot access it.
     ///
     /// # Safety
     /// The memory stays allocated as long as anything can reach the region: handles, registrations,
@@ -169,7 +170,8 @@ impl Gpu {
     ///
     /// # Errors
     /// `Foreign` if this GPU is not a CUDA GPU; `Invalid` for length 0, or if the range is not
-    /// inside one allocation of this context; `System`, `DeviceLost` if the driver refuses.
+    /// inside one allocation of this context; `Unsupported` for managed memory; `System`,
+    /// `DeviceLost` if the driver refuses.
     pub unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Region> {
         // SAFETY: the caller's promise.
         unsafe { self.adopt_with(at, len, None) }

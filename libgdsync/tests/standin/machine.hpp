@@ -89,6 +89,7 @@ struct Range {
     u64 id;
     u32 flags;
     int references = 1;
+    bool managed = false;
 };
 
 // Calls in the order in which they were made.

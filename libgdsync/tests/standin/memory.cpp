@@ -56,6 +56,20 @@ STANDIN_API int cuMemAlloc_v2(u64* out, size_t len) {
     }, u64{len});
 }
 
+// For the attribute alone: the CPU cannot access it.
+STANDIN_API int cuMemAllocManaged(u64* out, size_t len, unsigned flags) {
+    constexpr unsigned kGlobal = 1, kHost = 2;
+    if (flags != kGlobal && flags != kHost) return kInvalidValue;
+    const int code = cuMemAlloc_v2(out, len);
+    if (code == kOk) {
+        call("cuMemAllocManaged", Need::context, [&](Machine& m, Lock&) -> int {
+            m.memory[*out].managed = true;
+            return kOk;
+        }, u64{len}, u64{flags});
+    }
+    return code;
+}
+
 STANDIN_API int cuMemFree_v2(u64 address) {
     return call("cuMemFree_v2", Need::context, [&](Machine& m, Lock& lock) -> int {
         auto found = m.memory.find(address);
@@ -164,7 +178,7 @@ STANDIN_API int cuPointerGetAttribute(void* data, int attribute, u64 address) {
                 return kOk;
             case 6: *static_cast<u32*>(data) = range->flags != 0; return kOk;
             case 7: *static_cast<u64*>(data) = range->id; return kOk;
-            case 8: *static_cast<u32*>(data) = 0; return kOk;
+            case 8: *static_cast<u32*>(data) = range->managed; return kOk;
             case 9: *static_cast<int*>(data) = range->context->device; return kOk;
             case 10: *static_cast<u32*>(data) = range->kind == Kind::device; return kOk;
             case 11: *static_cast<u64*>(data) = range->base; return kOk;

@@ -206,6 +206,7 @@ pub(super) unsafe fn registered(
     same_address: bool,
 ) -> Result<Allocation> {
     const OPERATION: &str = "register host memory";
+    refuse_managed(context, OPERATION, ptr as CUdeviceptr)?;
     // SAFETY: the caller's promise.
     let units = unsafe { context.pages.enter(context, ptr, len)? };
     let pieces = units.len();
@@ -241,6 +242,7 @@ pub(super) unsafe fn adopted(
     owner: Option<Owner>,
 ) -> Result<Allocation> {
     const OPERATION: &str = "adopt memory";
+    refuse_managed(context, OPERATION, at)?;
     let _app = context.enter_app()?;
     let (mut base, mut size) = (0, 0);
     // SAFETY: stores two numbers; the driver refuses an invalid address.
@@ -272,6 +274,28 @@ pub(super) unsafe fn adopted(
     let origin = owner.map_or(Origin::Nothing, owned);
     let memory = Memory::new(context, at, len, origin);
     Ok(memory.into_allocation(NonNull::new(host)))
+}
+
+/// Managed memory has no fixed place: its pages move between the GPU and the host, and a NIC cannot
+/// follow them.
+fn refuse_managed(context: &Context, operation: &'static str, at: CUdeviceptr) -> Result<()> {
+    let mut managed: u32 = 0;
+    let _app = context.enter_app()?;
+    // SAFETY: stores a number. The driver refuses an address that is not in memory of CUDA, which
+    // is not managed.
+    let asked = unsafe {
+        let attribute = consts::CU_POINTER_ATTRIBUTE_IS_MANAGED;
+        (context.cuda.cuPointerGetAttribute)((&raw mut managed).cast(), attribute, at)
+    };
+    if !asked.is_success() || managed == 0 {
+        return Ok(());
+    }
+    let what = format!(
+        "the memory at {at:#x} is managed memory (cuMemAllocManaged), whose pages move between GPU \
+         and host, so that a NIC cannot access it; allocate device memory (cuMemAlloc) or pinned \
+         memory (cuMemAllocHost), and copy"
+    );
+    Err(Error::new(operation, Kind::Unsupported, what))
 }
 
 /// The driver's number of the allocation at `at`, which is never reused.
