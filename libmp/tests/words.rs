@@ -164,8 +164,13 @@ fn a_wait_for_a_word_ends_with_the_rank_that_stores_it() {
                 ] {
                     peer_failed(&e.unwrap_err(), 1);
                 }
+                // The value that released the stream is none that the rank has stored.
+                let released = ctx.wait_value(1, &word, Condition::And, 4, LIMIT);
+                peer_failed(&released.unwrap_err(), 1);
                 // A word that satisfies the condition is found nevertheless.
-                ctx.wait_value(1, &word, Condition::And, 4, LIMIT).unwrap();
+                memory.write(24, &[4]).unwrap();
+                let met = memory.slice(24, bytes).unwrap();
+                ctx.wait_value(1, &met, Condition::And, 4, LIMIT).unwrap();
                 rank.come();
             });
         }
