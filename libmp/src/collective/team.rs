@@ -239,6 +239,13 @@ impl Crew {
             plan.undo(&mut state.peers);
         }
         state.plan = plan.emptied();
+        if posted.is_ok() {
+            for rank in others(engine) {
+                let counts = state.counts(Some(rank));
+                counts.collectives += 1;
+                counts.exchanged(job.between(engine.rank, rank));
+            }
+        }
         posted.map_err(|Refusal { error, torn }| {
             if torn {
                 self.torn(engine, state, number, &error);
