@@ -65,6 +65,7 @@
 //! - [`SendOp`], [`RecvOp`]: a send or a receive with all options; [`Source`] and [`SizeSource`]
 //!   are two of them. [`NULL_RANK`] is a rank without messages.
 //! - [`Context::sendrecv`], [`Context::sendrecv_on`]: a send and a receive in one call.
+//!   [`Context::post_all_on`], [`Context::wait_all_on`]: several requests in one submission.
 //! - [`Scope`]: messages of borrowed host memory.
 //!
 //! One-sided operations:
@@ -83,7 +84,8 @@
 //!
 //! Failures and diagnosis:
 //! - [`Error`], [`Kind`], [`Result`]: what failed, for which rank, tag and message.
-//! - [`Stats`]: numbers of messages, bytes and waits by peer; [`Builder::trace`]: a timeline.
+//! - [`Stats`]: numbers of messages, operations, bytes and waits by peer ([`Counts`]);
+//!   [`Builder::trace`]: a timeline.
 //! - [`Context::agree`]: which ranks are lost, the same answer at all survivors ([`Agreed`]).
 //! - [`Stuck`]: a stream that has waited for long; [`Path`]: how bytes reach a rank.
 //!

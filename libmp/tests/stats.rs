@@ -1,11 +1,11 @@
-//! `Context::stats` compared with what a program did: sends, receives, puts, gets, signals and waits
-//! by peer and path, calls that found a queue full, and requests that reached their time limit.
+//! `Context::stats` compared with what a program did: sends, receives, puts, gets, signals, steps of
+//! neighbourhoods, collective calls and waits by peer and path, calls that found a queue full, and requests that reached their time limit.
 
 #[path = "common/sim.rs"]
 mod sim;
 
 use gdsync::gpu::{Condition, MemoryKind};
-use mp::{Full, Kind, Path, Source, wait_all};
+use mp::{Full, Kind, Neighbour, Op, Path, Source, wait_all};
 use sim::{LARGE, LIMIT, SMALL, pair, play, recv, secs, send, slice};
 
 #[test]
@@ -94,6 +94,57 @@ fn one_sided_operations_count_by_kind() {
             assert_eq!((counts.signals, counts.atomics), (2, 1));
             assert_eq!((counts.bytes_out, counts.bytes_in), (18, 20));
             assert_eq!((counts.messages(), counts.waits), (0, 7));
+        },
+    );
+}
+
+/// By a stream and by the CPU; the peer is two neighbours.
+#[test]
+fn steps_of_neighbourhoods_and_collective_calls_count_with_their_bytes() {
+    pair(
+        |b| b,
+        |rank, ctx| {
+            let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+            let at = |at: usize, len: usize| memory.slice(at, len).unwrap();
+            let other = 1 - rank.me;
+            let lens = [3, 5];
+            let (mine, theirs) = (lens[rank.me as usize], lens[other as usize]);
+            let one = Neighbour::new(other, rank.me, other)
+                .send(&at(0, mine))
+                .receive(&at(8, theirs));
+            let two = Neighbour::new(other, 2 + rank.me, 2 + other)
+                .send(&at(16, mine))
+                .receive(&at(24, theirs));
+            let halo = ctx.neighbourhood().neighbours([one, two]).build().unwrap();
+            let stream = ctx.gpu().stream().unwrap();
+            halo.ready_on(&stream).unwrap();
+            halo.send_on(&stream).unwrap();
+            halo.wait_on(&stream).unwrap();
+            ctx.synchronize(&stream, LIMIT).unwrap();
+            halo.ready().unwrap();
+            halo.send(LIMIT).unwrap();
+            halo.wait(LIMIT).unwrap();
+            drop(halo);
+            let counts = ctx.stats().of(other);
+            let (out, into) = (4 * mine as u64, 4 * theirs as u64);
+            assert_eq!((counts.steps, counts.puts, counts.messages()), (4, 0, 0));
+            assert_eq!((counts.bytes_out, counts.bytes_in), (out, into));
+
+            let mut all = ctx.collectives(8).unwrap();
+            let mut root = [0_u8; 5];
+            all.broadcast(0, &mut root, LIMIT).unwrap();
+            all.all_reduce_on::<u64>(&stream, &at(32, 8), Op::Sum)
+                .unwrap();
+            ctx.synchronize(&stream, LIMIT).unwrap();
+            all.barrier(LIMIT).unwrap();
+            let counts = ctx.stats().of(other);
+            let [sent, received] = [[5, 0], [0, 5]][rank.me as usize];
+            assert_eq!(counts.collectives, 3);
+            assert_eq!(
+                (counts.bytes_out, counts.bytes_in),
+                (out + sent + 8, into + received + 8)
+            );
+            assert_eq!((counts.failures, ctx.stats().of(rank.me).steps), (0, 0));
         },
     );
 }

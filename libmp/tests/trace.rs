@@ -8,9 +8,9 @@ mod sim;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gdsync::gpu::MemoryKind;
+use gdsync::gpu::{Condition, MemoryKind};
 use mp::bootstrap::Local;
-use mp::{Context, Kind};
+use mp::{Context, Kind, Neighbour, Op, RecvOp, SendOp};
 use serde_json::Value;
 use sim::{LARGE, LIMIT, SMALL, Witness, millis, play, recv_on, secs, slice};
 
@@ -158,6 +158,70 @@ fn each_post_has_its_completion_in_order_of_the_stream() {
                 );
                 assert!(ns(&longest["dur"]) >= 5_000_000, "{longest}");
             }
+        }
+    }
+}
+
+/// A call on a stream shows on the CPU's track and, by the same name, on the stream's.
+#[test]
+fn calls_with_several_peers_and_for_words_are_shown_by_their_names() {
+    const ON: [&str; 9] = [
+        "neighbours_ready_on",
+        "neighbours_send_on",
+        "neighbours_wait_on",
+        "all_reduce_on",
+        "send_ready_on",
+        "wait_ready_on",
+        "wait_value_on",
+        "post_all_on",
+        "wait_all_on",
+    ];
+    let file = File::new("several");
+    let of_rank = file.clone();
+    play(2, 2, move |rank| {
+        let ctx = rank.open(|b| b.trace(&of_rank.0));
+        let (me, other) = (rank.me, 1 - rank.me);
+        let stream = ctx.gpu().stream().unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+        let at = |at: usize| memory.slice(at, 8).unwrap();
+        let halo = Neighbour::new(other, me, other)
+            .send(&at(0))
+            .receive(&at(8));
+        let halo = ctx.neighbourhood().neighbour(halo).build().unwrap();
+        halo.ready_on(&stream).unwrap();
+        halo.send_on(&stream).unwrap();
+        halo.wait_on(&stream).unwrap();
+        let mut all = ctx.collectives(8).unwrap();
+        all.all_reduce_on::<u64>(&stream, &at(16), Op::Max).unwrap();
+        ctx.send_ready_on(&stream, other).unwrap();
+        ctx.wait_ready_on(&stream, other).unwrap();
+        ctx.wait_value_on(&stream, None, &at(24), Condition::Eq, 0)
+            .unwrap();
+        let recv = ctx
+            .prepare_recv(&RecvOp::from((other, 7, &at(32))))
+            .unwrap();
+        let send = ctx
+            .prepare_send(&SendOp::from((other, 7, &at(40))))
+            .unwrap();
+        let pair = [recv, send];
+        ctx.post_all_on(&stream, &pair).unwrap();
+        ctx.wait_all_on(&stream, &pair).unwrap();
+        ctx.synchronize(&stream, LIMIT).unwrap();
+        all.barrier(LIMIT).unwrap();
+        ctx.agree(0, LIMIT).unwrap();
+        drop((pair, halo, all));
+        ctx.close(LIMIT).unwrap();
+        rank.leave();
+    });
+    for rank in [0, 1] {
+        let timeline = file.read(rank);
+        timeline.check();
+        for name in ON {
+            assert_eq!(timeline.count(false, name), 1, "{name}");
+            assert!(timeline.count(true, name) >= 1, "{name}");
+        }
+        for name in ["barrier", "agree"] {
+            assert_eq!(timeline.count(false, name), 1, "{name}");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! A stencil of 27 points over two fields of a periodic 3-D box, on a grid of ranks.
 //!
 //! A cell needs all cells around it, so a rank exchanges faces, edges and corners with 26
-//! neighbours. One [`mp::Neighbourhood`] has all of them, for both fields. In each step the stream gives ready,
-//! sends, computes the cells that need no halo, waits, and computes the others:
+//! neighbours. One [`mp::Neighbourhood`] has all of them, for both fields. In each step the stream
+//! gives ready, sends, computes the cells that need no halo, waits, and computes the others:
 //!
 //! ```text
 //! ready_on, send_on, inner cells, wait_on, cells beside the halo, keep, ready_on, ...
@@ -14,8 +14,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use mp::gdsync::gpu::{KernelImage, MemoryKind};
-use mp::gdsync::rdma::QpConfig;
-use mp::{Context, Error, Kind, Memory, Neighbour, NicOptions, Result, Strided};
+use mp::{Context, Error, Kind, Memory, Neighbour, Result, Strided};
 use mp_examples::grid::Grid;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -24,17 +23,6 @@ static KERNELS: KernelImage = mp::gdsync::kernel_image!("halo3d_kernels");
 const WORD: usize = size_of::<u64>();
 /// Steps that are enqueued between two waits of the CPU.
 const BATCH: u64 = 20;
-
-/// Blocks of a send queue with room for a step: 26 neighbours may be one rank, and the data of each
-/// takes at most 10 blocks.
-pub const SEND_BLOCKS: u32 = 512;
-
-/// The options of a context with send queues of [`SEND_BLOCKS`].
-pub fn nic_options() -> NicOptions {
-    let queues = QpConfig::default().send_blocks(SEND_BLOCKS);
-    let queues = queues.recv_entries(4).recv_sges(1);
-    NicOptions::default().queues(queues.ring_memory(MemoryKind::Pinned))
-}
 
 /// The parameters of the kernels.
 #[derive(Clone, Copy, IntoBytes, Immutable)]

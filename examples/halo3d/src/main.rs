@@ -41,8 +41,11 @@ struct Cli {
 fn main() -> std::process::ExitCode {
     let cli = Cli::parse();
     let limit = Duration::from_secs(cli.limit);
-    let set = |b: mp::Builder| b.timeout(limit).nic(halo3d::nic_options());
-    ranks::play(&cli.ranks, set, |ctx| play(ctx, &cli, limit))
+    ranks::play(
+        &cli.ranks,
+        |b| b.timeout(limit),
+        |ctx| play(ctx, &cli, limit),
+    )
 }
 
 fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {

@@ -27,7 +27,7 @@ fn play(grid: [u32; 3], ranks: u32, cells: [u32; 3], steps: u64) -> Vec<Result<(
     };
     let rank = |bootstrap| {
         let gpu = Gpu::soft().unwrap();
-        let builder = Context::builder().timeout(LIMIT).nic(halo3d::nic_options());
+        let builder = Context::builder().timeout(LIMIT);
         let ctx = builder.bootstrap(bootstrap).gpu(&gpu).build().unwrap();
         let result = halo3d::run(&ctx, &config);
         ctx.close(LIMIT).unwrap();

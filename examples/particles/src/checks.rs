@@ -3,16 +3,12 @@
 
 use std::time::Duration;
 
-use mp::gdsync::gpu::MemoryKind;
-use mp::{Context, Result};
+use mp::{Context, Op, Result};
 
 use crate::config::Config;
 use crate::physics::{Particle, Totals, mix, serial};
 use crate::run::End;
 
-/// Tags of the results that rank 0 receives, and of their sum, which it sends.
-const TAG_RESULT: u32 = 10;
-const TAG_SUM: u32 = 11;
 /// The largest change of the energy, relative to its value at the start.
 pub const ENERGY_LIMIT: f64 = 2e-6;
 /// The largest difference from the serial run: of a position, relative to the box, and of the
@@ -146,32 +142,12 @@ fn distance(a: &Particle, b: &Particle) -> f64 {
     most as f64 / 2_f64.powi(64)
 }
 
-/// Reduces `words` over all ranks: the first two are maxima, the others sums modulo 2^64. Rank 0
-/// computes them.
+/// Reduces `words` over all ranks: the first two are maxima, the others sums modulo 2^64.
 fn reduce(ctx: &Context, words: &mut [u64], limit: Duration) -> Result<()> {
-    let bytes = size_of_val(words);
-    let memory = ctx.alloc(MemoryKind::Pinned, 2 * bytes)?;
-    let (out, into) = (memory.slice(0, bytes)?, memory.slice(bytes, bytes)?);
-    let mut other = words.to_vec();
-    out.write_slice(0, words)?;
-    if ctx.rank() != 0 {
-        ctx.isend(0, TAG_RESULT, &out)?.wait(limit)?;
-        ctx.irecv(0, TAG_SUM, &into)?.wait(limit)?;
-        return into.read_slice(0, words);
-    }
-    for rank in 1..ctx.size() {
-        ctx.irecv(rank, TAG_RESULT, &into)?.wait(limit)?;
-        into.read_slice(0, &mut other)?;
-        for (i, (word, other)) in words.iter_mut().zip(&other).enumerate() {
-            *word = if i < 2 {
-                (*word).max(*other)
-            } else {
-                word.wrapping_add(*other)
-            };
-        }
-    }
-    out.write_slice(0, words)?;
-    let sends = (1..ctx.size()).map(|rank| ctx.isend(rank, TAG_SUM, &out));
-    mp::wait_all(&sends.collect::<Result<Vec<_>>>()?, limit)?;
-    Ok(())
+    let mut all = ctx.collectives(size_of_val(words))?;
+    let (most, sums) = words.split_at_mut(2);
+    all.all_reduce(most, Op::Max, limit)?;
+    all.all_reduce(sums, Op::Sum, limit)?;
+    // Then all ranks have the sums, and the object may be dropped.
+    all.barrier(limit)
 }

@@ -8,11 +8,11 @@ use zerocopy::IntoBytes;
 
 use super::job::Job;
 use super::op::{Number, Op};
-use super::team::{Crew, others};
+use super::team::Crew;
 use crate::error::{Error, Kind, Result, time};
-use crate::path::Batch;
+use crate::plan::Plan;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, Target, closed, join};
+use crate::two_sided::{On, State, join};
 
 impl Crew {
     /// Makes a call: puts the contributions `data` and waits, at most `limit`, for all ranks.
@@ -31,14 +31,11 @@ impl Crew {
         self.open(engine, job, &On::Cpu, number)?;
         let at = self.sources(job, number);
         self.memory().region().write(at, data)?;
-        for rank in others(engine) {
-            if let Err(e) = self.post(engine, job, number, rank) {
-                if Some(rank) != others(engine).next() {
-                    self.torn(engine, &mut engine.lock(), number, &e);
-                }
-                return Err(self.refused(engine, job, number, e));
-            }
-        }
+        let posted = engine.with_room(|| {
+            let post = |state: &mut State, plan: &mut Plan<'_>| plan.post_by_cpu(&mut state.peers);
+            self.with_puts(engine, &mut engine.lock(), (job, number), post)
+        });
+        posted.map_err(|e| self.refused(engine, job, number, e))?;
         self.wait(engine, number, start, limit);
         // The words may have arrived before a failure.
         let good = self.team.absent(number).next().is_none() && self.compare(engine, job, number);
@@ -138,21 +135,6 @@ impl Crew {
         }
         let failure = self.team.failure();
         failure.map_or(Ok(()), |failure| Err(failure.error(job.name())))
-    }
-
-    fn post(&self, engine: &Engine, job: &Job<'_>, number: u64, rank: u32) -> Result<()> {
-        let lane = self.lanes[rank as usize];
-        engine.with_room(|| {
-            let mut state = engine.lock();
-            let none = || closed(format!("rank {rank} is not connected"), rank);
-            let peer = state.peers.get_mut(rank).ok_or_else(none)?;
-            if !peer.can_post(lane, Target::Lanes) {
-                return Err(peer.error(job.name()));
-            }
-            let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
-            self.prepare(&mut batch, job, number, rank)?;
-            batch.post().map(drop)
-        })
     }
 
     /// Waits until all ranks have joined the call, or the team has failed. At the deadline the team

@@ -1,8 +1,14 @@
 //! [`Job`]: what a collective call sends to which rank, and from where.
 
+use std::ffi::CStr;
+
+use gdsync::Stream;
+
 use super::op::{Number, Op};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Shape;
+use crate::trace::Facts;
+use crate::two_sided::engine::Engine;
 use crate::wire::collective::{self, Call};
 
 /// A collective call of one rank.
@@ -50,6 +56,33 @@ impl<'a> Job<'a> {
     /// Its name in errors.
     pub fn name(&self) -> &'static str {
         self.call.name()
+    }
+
+    /// The name of its call, for observers.
+    pub fn call_name(&self, on_stream: bool) -> &'static CStr {
+        match (self.call, on_stream) {
+            (Call::Barrier, false) => c"barrier",
+            (Call::Barrier, true) => c"barrier_on",
+            (Call::Broadcast { .. }, false) => c"broadcast",
+            (Call::Broadcast { .. }, true) => c"broadcast_on",
+            (Call::AllGather, false) => c"all_gather",
+            (Call::AllGather, true) => c"all_gather_on",
+            (Call::AllToAll, false) => c"all_to_all",
+            (Call::AllToAll, true) => c"all_to_all_on",
+            (Call::AllToAllV, false) => c"all_to_all_v",
+            (Call::AllToAllV, true) => c"all_to_all_v_on",
+            (Call::AllReduce { .. }, false) => c"all_reduce",
+            (Call::AllReduce { .. }, true) => c"all_reduce_on",
+        }
+    }
+
+    /// What observers of the call show.
+    pub fn facts(&self, engine: &Engine, stream: Option<&Stream>) -> Facts {
+        Facts {
+            bytes: Some(self.sent(engine.rank, engine.size) as u64),
+            stream: stream.map(Stream::id),
+            ..Facts::default()
+        }
     }
 
     /// Checks the call of rank `me` of `ranks` against the greatest length of a contribution.
@@ -112,6 +145,19 @@ impl<'a> Job<'a> {
             (Call::AllToAll, _) => (self.len, self.len * rank as usize),
             _ => (self.len, 0),
         }
+    }
+
+    /// The bytes that rank `me`, this rank, sends to `rank` and receives from it.
+    pub fn between(&self, me: u32, rank: u32) -> [u64; 2] {
+        let sent = match self.varied {
+            Some([sends, _]) => sends[rank as usize],
+            None => self.to(me, rank).0,
+        };
+        let received = match self.call {
+            Call::Broadcast { root } if root != rank => 0,
+            _ => self.from(rank),
+        };
+        [sent as u64, received as u64]
     }
 
     /// The bytes of all contributions of rank `me`, as its application has them.

@@ -1,6 +1,7 @@
-//! Collective calls by streams: a copy of the contributions, one list of puts and waits, and the
+//! Collective calls by streams: a copy of the contributions, and one plan: puts, waits, and the
 //! kernel that makes the result.
 
+use std::mem;
 use std::sync::Arc;
 
 use gdsync::Stream;
@@ -9,12 +10,11 @@ use super::job::Job;
 use super::team::{Crew, others};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Collect, Kernels, LENS, Shape};
-use crate::path::{Batch, Fan};
 use crate::region::Slice;
 use crate::request::collective::{Collection, awaited, parity};
 use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, Peer, State, Target, closed};
+use crate::two_sided::{On, State};
 use crate::wire::collective::{self, Call};
 
 /// The memory of a stream's call.
@@ -54,12 +54,7 @@ impl Crew {
             state.requests.reserve(&engine.gpu)?;
             // The wait for another stream, the copy, the list and the kernels.
             stream.check_room(4 + (engine.size as usize / LENS) as u32)?;
-            let mut enqueue =
-                || self.enqueue(engine, &mut state, kernels, (job, number), stream, buffers);
-            match engine.size {
-                1 => enqueue(),
-                _ => stream.hold_wait(enqueue)?,
-            }
+            self.enqueue(engine, &mut state, kernels, (job, number), stream, buffers)
         });
         posted.map_err(|e| self.refused(engine, job, number, e))
     }
@@ -73,20 +68,20 @@ impl Crew {
         stream: &Stream,
         buffers: Buffers<'_>,
     ) -> Result<()> {
-        self.follow(stream)?;
-        let prepared = self.prepare_all(engine, state, job, number);
-        let copied = prepared.and_then(|()| self.copy(job, number, stream, buffers.from));
-        let listed = copied.and_then(|()| self.list(state, number, stream));
-        if let Err(e) = listed {
-            self.abort(state);
-            return Err(e);
-        }
-        let launched = self.launch(engine, kernels, (job, number), stream, buffers.into);
-        if let Err(e) = launched {
-            self.torn(engine, state, number, &e);
-            self.team.release_at_once(number);
-            return Err(e);
-        }
+        self.follow(state, stream)?;
+        let launch =
+            |stream: &Stream| self.launch(engine, kernels, (job, number), stream, buffers.into);
+        self.with_puts(engine, state, (job, number), |state, plan| {
+            self.copy(job, number, stream, buffers.from)?;
+            for (_, word) in self.team.others(number) {
+                plan.wait(word, collective::threshold(awaited(number)), false);
+            }
+            if engine.size > 1 {
+                plan.passed_by(&self.team.passed, number);
+            }
+            plan.kernel_here();
+            plan.post(stream, &mut state.peers, Some(&launch))
+        })?;
         (self.last, self.stream) = (number, Some(stream.id()));
         let peer = others(engine).next().unwrap_or(engine.rank);
         let common = Common {
@@ -110,49 +105,16 @@ impl Crew {
     }
 
     /// Makes the stream wait for the stream of the last call, if it is another one.
-    fn follow(&mut self, stream: &Stream) -> Result<()> {
+    fn follow(&self, state: &mut State, stream: &Stream) -> Result<()> {
         let other = self.stream.is_some_and(|last| last != stream.id());
         if !other || self.team.has_passed(self.last) {
             return Ok(());
         }
-        let mut list = Fan::new(&mut self.room);
-        list.wait(&self.team.passed, self.last);
-        list.post(stream, &mut self.room)
-    }
-
-    /// Prepares the puts to all ranks, or none.
-    fn prepare_all(
-        &mut self,
-        engine: &Engine,
-        state: &mut State,
-        job: &Job<'_>,
-        number: u64,
-    ) -> Result<()> {
-        self.puts.clear();
-        for rank in others(engine) {
-            let lane = self.lanes[rank as usize];
-            let none = || closed(format!("rank {rank} is not connected"), rank);
-            let peer = state.peers.get_mut(rank).ok_or_else(none)?;
-            if !peer.can_post(lane, Target::Lanes) {
-                return Err(peer.error(job.name()));
-            }
-            let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
-            self.prepare(&mut batch, job, number, rank)?;
-            self.puts.extend(batch.all().map(|put| (rank, put)));
-        }
-        Ok(())
-    }
-
-    /// Aborts the prepared puts.
-    fn abort(&mut self, state: &mut State) {
-        for (rank, put) in self.puts.drain(..).rev() {
-            let lane = self.lanes[rank as usize];
-            let peer = state.peers.get_mut(rank);
-            if let Some(lane) = peer.and_then(|peer| peer.link.lane(lane)) {
-                // It was prepared just now and not posted.
-                let _ = lane.abort(put);
-            }
-        }
+        let mut plan = mem::take(&mut state.plan).emptied();
+        plan.wait(&self.team.passed, self.last, false);
+        let posted = plan.post(stream, &mut state.peers, None);
+        state.plan = plan.emptied();
+        posted.map_err(|refusal| refusal.error)
     }
 
     /// Copies the contributions to where they are put from. Nothing reads them but this call, so the
@@ -171,34 +133,6 @@ impl Crew {
         let to = self.memory().region().span(at, from.len())?;
         let from = (from.memory().region()).span(from.offset(), from.len())?;
         Ok(stream.copy(&to, &from)?)
-    }
-
-    /// Enqueues the puts, and the waits for the words of the other ranks.
-    fn list(&mut self, state: &mut State, number: u64, stream: &Stream) -> Result<()> {
-        let Crew {
-            team,
-            lanes,
-            puts,
-            room,
-            ..
-        } = self;
-        let mut list = Fan::new(room);
-        for (_, put) in puts.iter() {
-            list.put(*put)?;
-        }
-        for (_, word) in team.others(number) {
-            list.wait(word, collective::threshold(awaited(number)));
-        }
-        if lanes.len() > 1 {
-            list.passed_by(&team.passed, number);
-        }
-        let others = |peer: &&mut Peer| peer.rank != team.me;
-        for peer in state.peers.iter_mut().filter(others) {
-            if let Some(lane) = peer.link.lane(lanes[peer.rank as usize]) {
-                list.lane(lane)?;
-            }
-        }
-        list.post(stream, room)
     }
 
     /// Enqueues the kernels that compare the words and make the result.

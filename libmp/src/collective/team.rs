@@ -1,5 +1,6 @@
 //! [`Crew`]: the memory of the ranks of a team, and what a rank needs to post a call.
 
+use std::mem;
 use std::sync::Arc;
 
 use gdsync::Status;
@@ -7,11 +8,12 @@ use gdsync::gpu::{MemoryKind, Word64};
 
 use super::job::Job;
 use crate::error::{Error, Kind, Result};
-use crate::path::{Batch, Piece, Put, Rights, Room};
+use crate::path::{Batch, Piece, Rights};
+use crate::plan::{At, Plan, Refusal};
 use crate::region::Memory;
 use crate::request::collective::{Team, TeamFailure, parity};
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State, Target};
+use crate::two_sided::{On, State, Target, closed};
 use crate::window::Targets;
 use crate::wire::collective::MOST_LEN;
 
@@ -81,9 +83,6 @@ pub(crate) struct Crew {
     pub(super) stream: Option<u64>,
     /// By rank: the lane of the call that is posted.
     pub(super) lanes: Vec<u8>,
-    /// The puts of the call that is posted, with their ranks.
-    pub(super) puts: Vec<(u32, Put)>,
-    pub(super) room: Room,
 }
 
 impl Crew {
@@ -134,8 +133,6 @@ impl Crew {
             last: start,
             stream: None,
             lanes: vec![0; size as usize],
-            puts: Vec::with_capacity(3 * size as usize),
-            room: Room::default(),
         })
     }
 
@@ -212,9 +209,9 @@ impl Crew {
         }
     }
 
-    /// The error of a call of which only a part is posted: the team fails.
+    /// Makes the team fail after only a part of a call was posted.
     #[cold]
-    pub(super) fn torn(&self, engine: &Engine, state: &mut State, number: u64, e: &Error) {
+    fn torn(&self, engine: &Engine, state: &mut State, number: u64, e: &Error) {
         let failure = TeamFailure {
             call: number,
             status: Status::CLOSED,
@@ -222,10 +219,68 @@ impl Crew {
             text: format!("only a part of call {number} of this rank was posted: {e}"),
         };
         engine.fail_team(state, &self.team, failure, true);
+        self.team.release_at_once(number);
+    }
+
+    /// Prepares the puts of call `number` to all ranks, and calls `post`, which posts them. If only
+    /// a part is posted, the team fails.
+    pub(super) fn with_puts<'a>(
+        &'a self,
+        engine: &Engine,
+        state: &mut State,
+        (job, number): (&Job<'_>, u64),
+        post: impl FnOnce(&mut State, &mut Plan<'a>) -> Result<(), Refusal>,
+    ) -> Result<()> {
+        let mut plan = mem::take(&mut state.plan).emptied();
+        let prepared = self.prepare_all(engine, state, (job, number), &mut plan);
+        let posted = prepared.map_err(Refusal::from);
+        let posted = posted.and_then(|()| post(state, &mut plan));
+        if posted.is_err() {
+            plan.undo(&mut state.peers);
+        }
+        state.plan = plan.emptied();
+        if posted.is_ok() {
+            for rank in others(engine) {
+                let counts = state.counts(Some(rank));
+                counts.collectives += 1;
+                counts.exchanged(job.between(engine.rank, rank));
+            }
+        }
+        posted.map_err(|Refusal { error, torn }| {
+            if torn {
+                self.torn(engine, state, number, &error);
+            }
+            error
+        })
+    }
+
+    fn prepare_all(
+        &self,
+        engine: &Engine,
+        state: &mut State,
+        (job, number): (&Job<'_>, u64),
+        plan: &mut Plan<'_>,
+    ) -> Result<()> {
+        if let Some(failure) = self.team.failure() {
+            // An attempt before this one has posted a part.
+            return Err(failure.error(job.name()));
+        }
+        for rank in others(engine) {
+            let lane = self.lanes[rank as usize];
+            let none = || closed(format!("rank {rank} is not connected"), rank);
+            let peer = state.peers.get_mut(rank).ok_or_else(none)?;
+            if !peer.can_post(lane, Target::Lanes) {
+                return Err(peer.error(job.name()));
+            }
+            let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
+            self.prepare(&mut batch, job, number, rank)?;
+            plan.puts(At { rank, lane }, batch.all());
+        }
+        Ok(())
     }
 
     /// Prepares the puts of call `number` to `rank`: the contribution, and the word behind it.
-    pub(super) fn prepare(
+    fn prepare(
         &self,
         batch: &mut Batch<'_, 3>,
         job: &Job<'_>,

@@ -276,6 +276,7 @@ impl Context {
     /// and a large send of which only a part could be enqueued; the peer of that send is given up.
     /// `Busy` for a request that is named twice; `Invalid` for requests of another context.
     pub fn post_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
+        let _call = self.seen(c"post_all_on", None, Some(stream));
         let keys = self.keys(requests)?;
         self.engine().post_all_on(keys, stream)
     }
@@ -288,6 +289,7 @@ impl Context {
     /// As [`Request::wait_on`], for the first request that fails: the stream then waits for none of
     /// them. `Invalid` for requests of another context.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
+        let _call = self.seen(c"wait_all_on", None, Some(stream));
         let keys = self.keys(requests)?;
         self.engine().wait_all_on(keys, stream)
     }

@@ -231,6 +231,9 @@ impl Collectives {
     pub fn all_reduce<T: Number>(&mut self, data: &mut [T], op: Op, limit: Duration) -> Result<()> {
         let job = Job::reduce::<T>(op, size_of_val(data))?;
         let engine = self.context.engine();
+        let _call = engine
+            .seen
+            .call(job.call_name(false), || job.facts(engine, None));
         let number = self.crew.call(engine, &job, data.as_bytes(), limit)?;
         self.crew.reduce(&job, number, op, data)?;
         self.crew.end(number)
@@ -344,7 +347,11 @@ impl Collectives {
         limit: Duration,
         take: impl FnOnce(&Crew, u64) -> Result<()>,
     ) -> Result<()> {
-        let number = self.crew.call(self.context.engine(), job, data, limit)?;
+        let engine = self.context.engine();
+        let _call = engine
+            .seen
+            .call(job.call_name(false), || job.facts(engine, None));
+        let number = self.crew.call(engine, job, data, limit)?;
         take(&self.crew, number)?;
         self.crew.end(number)
     }
@@ -383,6 +390,9 @@ impl Collectives {
             self.check_lens(job, from.len(), into.len())?;
         }
         let engine = self.context.engine();
+        let _call = engine
+            .seen
+            .call(job.call_name(true), || job.facts(engine, Some(stream)));
         let buffers = Buffers { from, into };
         self.crew.call_on(engine, job, stream, buffers)
     }

@@ -1,9 +1,12 @@
 //! [`Context`]: one rank's part in a job, over one GPU and one NIC. The handle, registration of
-//! memory, errors, and the end; `builder` builds it, `calls` send and receive, `sendrecv` does both
-//! in one call, `request` has the handles on messages, `window` the handles on windows,
-//! `neighbourhood` those on exchanges with neighbours, `collective` the calls of all ranks together,
-//! `agree` agreements on lost ranks, `word` waits for words, `ready` has ready words, `scope`
-//! messages of borrowed memory, `cache` the registrations.
+//! memory, errors, and the end. The other public handles and calls:
+//!
+//! - `builder` builds the context; `cache` has its registrations.
+//! - Messages: `calls` send and receive, `sendrecv` does both in one call, `request` has the handles
+//!   on messages, `scope` messages of borrowed memory.
+//! - One-sided: `window` has the handles on windows, `ready` ready words, `word` waits for words.
+//! - Several ranks: `neighbourhood` has the handles on exchanges with neighbours, `collective` those
+//!   on calls of all ranks, `agree` agreements on lost ranks.
 
 mod agree;
 mod builder;
@@ -18,6 +21,7 @@ mod sendrecv;
 mod window;
 mod word;
 
+use std::ffi::CStr;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -32,7 +36,7 @@ use crate::error::{Error, Kind, Result};
 use crate::path::{Path, Rights};
 use crate::region::{Memory, Slice};
 use crate::stats::{Counts, PeerStats, Stats};
-use crate::trace::{Facts, on};
+use crate::trace::Facts;
 use crate::two_sided::config::{Connect, Progress};
 use crate::two_sided::engine::{Engine, PERIOD};
 use crate::two_sided::{Peer, Stuck};
@@ -164,6 +168,21 @@ impl Context {
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.0.engine
+    }
+
+    /// Observes a call about a rank or on a stream until the result is dropped.
+    #[inline]
+    fn seen(
+        &self,
+        name: &'static CStr,
+        peer: Option<u32>,
+        stream: Option<&Stream>,
+    ) -> Option<impl Drop> {
+        self.engine().seen.call(name, || Facts {
+            peer,
+            stream: stream.map(Stream::id),
+            ..Facts::default()
+        })
     }
 
     /// The number of this rank in the job, 0 to [`size`](Context::size) - 1.
@@ -390,7 +409,7 @@ impl Context {
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     /// - Those of [`Stream::synchronize`](gdsync::Stream::synchronize).
     pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
-        let _call = self.engine().seen.call(c"synchronize", || on(stream));
+        let _call = self.seen(c"synchronize", None, Some(stream));
         self.engine().synchronize(stream, limit)
     }
 
@@ -406,7 +425,7 @@ impl Context {
     ///   sends continue, and the call may be repeated.
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     pub fn flush(&self, limit: Duration) -> Result<()> {
-        let _call = self.engine().seen.call(c"flush", Facts::default);
+        let _call = self.seen(c"flush", None, None);
         self.engine().flush(limit)
     }
 

@@ -11,7 +11,7 @@ use super::{Context, Request, wait_all};
 use crate::error::Result;
 use crate::path::Atomic;
 use crate::region::{Memory, Slice};
-use crate::trace::{Facts, on};
+use crate::trace::Facts;
 use crate::two_sided::On;
 use crate::window::{Access, Awaited, Op, Targets};
 
@@ -502,7 +502,7 @@ impl Window {
     /// After all ranks were asked: the first failure, which names its rank: `PeerFailed` if it was
     /// given up, `Timeout` after `limit`; others as [`put`](Window::put).
     pub fn quiet(&self, limit: Duration) -> Result<()> {
-        let _call = self.context.engine().seen.call(c"quiet", Facts::default);
+        let _call = self.context.seen(c"quiet", None, None);
         let (requests, asked) = self.ask(On::Cpu);
         wait_all(&requests, limit)?;
         asked
@@ -515,7 +515,7 @@ impl Window {
     /// As [`put`](Window::put) and [`Request::wait_on`], for the first rank that fails; the stream
     /// waits for the other ranks.
     pub fn quiet_on(&self, stream: &Stream) -> Result<()> {
-        let _call = self.context.engine().seen.call(c"quiet_on", || on(stream));
+        let _call = self.context.seen(c"quiet_on", None, Some(stream));
         let (requests, asked) = self.ask(On::Stream(stream, None));
         let waits = requests.iter().map(|request| request.wait_on(stream));
         let first = waits.filter_map(Result::err).next();

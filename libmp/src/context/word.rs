@@ -60,8 +60,9 @@ impl Context {
         value: u64,
         limit: Duration,
     ) -> Result<()> {
-        let engine = self.engine();
-        let awaited = engine.awaited(from.into(), word, condition, value)?;
+        let (engine, from) = (self.engine(), from.into());
+        let _call = self.seen(c"wait_value", from, None);
+        let awaited = engine.awaited(from, word, condition, value)?;
         engine.wait_word(&awaited, limit)
     }
 
@@ -86,8 +87,9 @@ impl Context {
         condition: Condition,
         value: u64,
     ) -> Result<()> {
-        let engine = self.engine();
-        let awaited = engine.awaited(from.into(), word, condition, value)?;
+        let (engine, from) = (self.engine(), from.into());
+        let _call = self.seen(c"wait_value_on", from, Some(stream));
+        let awaited = engine.awaited(from, word, condition, value)?;
         engine.wait_word_on(stream, &awaited)
     }
 
@@ -97,6 +99,7 @@ impl Context {
     /// # Errors
     /// As [`wait_value_on`](Context::wait_value_on), without those of the condition and of the rank.
     pub fn write_value_on(&self, stream: &Stream, word: &Slice, value: u64) -> Result<()> {
+        let _call = self.seen(c"write_value_on", None, Some(stream));
         self.engine().write_word_on(stream, word, value)
     }
 }

@@ -411,8 +411,7 @@ pub(super) fn give_ready(
 
 /// A refusal of a call of which nothing is enqueued.
 pub(super) fn refused(error: Error) -> Refused {
-    let torn = false;
-    Refused::Other(Refusal { error, torn })
+    Refused::Other(error.into())
 }
 
 /// Calls `collect` with an empty plan, which it posts, and keeps the buffers. If it fails, its puts

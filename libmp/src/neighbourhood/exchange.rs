@@ -215,7 +215,8 @@ impl Engine {
         let sides = others.iter().enumerate().map(|(at, one)| {
             let word = |i| words.region().word64((WORDS * at + i) * WORD);
             let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-            Ok(Side::new(one.rank, [one.send, one.receive], words))
+            let bytes = [one.sends(), one.receives()];
+            Ok(Side::new(one.rank, [one.send, one.receive], bytes, words))
         });
         let sides = sides.collect::<Result<Vec<_>>>()?;
         let passed = self.gpu.alloc(MemoryKind::Pinned, ALIGN)?.word64(0)?;

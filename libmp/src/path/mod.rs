@@ -4,8 +4,9 @@
 //! 64-bit word after them ([`Batch::announce`]), wait for a word in this rank's memory
 //! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). Windows also
 //! need a get ([`Batch::get`]), atomics ([`Batch::atomic`]) and an order of puts
-//! ([`Batch::fence`]). [`Lists`] posts on the lanes of several peers at once. The modules above use nothing else: only `nic` uses queue pairs, work
-//! requests and keys, and only `local` uses WQEs in memory.
+//! ([`Batch::fence`]). [`Lists`] posts on the lanes of several peers at once. The modules above use
+//! nothing else: only `nic` uses queue pairs, work requests and keys, and only `local` uses WQEs in
+//! memory.
 //!
 //! Each path is a folder with types of the same names; the types of this module are enums over the
 //! paths. A new path is a folder beside these, a variant of [`Path`], and a kind of
@@ -13,7 +14,6 @@
 //! memory.
 
 mod batch;
-mod fan;
 mod lane;
 mod link;
 mod list;
@@ -34,7 +34,6 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
 
 pub(crate) use batch::{Batch, Put};
-pub(crate) use fan::{Fan, Room};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};
 pub(crate) use list::List;

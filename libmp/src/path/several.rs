@@ -69,10 +69,7 @@ impl Lists {
     ) -> Result<()> {
         let mut list = emptied(mem::take(&mut self.list));
         let mut queues = emptied(mem::take(&mut self.queues));
-        queues.extend(lanes.filter_map(|lane| match lane {
-            Lane::Nic(lane) => Some(lane.queue()),
-            Lane::Local(_) => None,
-        }));
+        queues.extend(lanes.filter_map(Lane::queue));
         let mut posted = Ok(());
         for item in items {
             match item.descriptor() {

@@ -9,7 +9,8 @@
 //! without a list before the kernel is then undone as a whole, because the kernel of a refused call
 //! has no effect that a second call does not repeat.
 //!
-//! Its first user is `neighbourhood`. State (`two_sided::state`) keeps the buffers.
+//! Its users are the calls that post to several peers at once: `neighbourhood`, `collective`, and
+//! `two_sided::{post_all, wait_all}`. State (`two_sided::state`) keeps the buffers.
 
 #[cfg(test)]
 mod tests;
@@ -45,6 +46,13 @@ pub(crate) struct Refusal {
     pub error: Error,
     /// A part is enqueued. Otherwise nothing is, except a kernel that no list precedes.
     pub torn: bool,
+}
+
+impl From<Error> for Refusal {
+    /// Nothing is enqueued.
+    fn from(error: Error) -> Refusal {
+        Refusal { error, torn: false }
+    }
 }
 
 /// What one call enqueues. Its buffers are kept: [`Plan::emptied`] passes them to the next call.
@@ -213,19 +221,20 @@ impl<'a> Plan<'a> {
         let mut list = |items: &[Item<'a>]| lists.post(stream, lanes.each(used), items);
         let refused = |error, torn| Refusal { error, torn };
         let Some((kernel, split)) = kernel.zip(self.split) else {
-            return list(items).map_err(|e| refused(e, false));
+            return Ok(list(items)?);
         };
+        if items.is_empty() {
+            return Ok(kernel(stream)?);
+        }
         let room = 1 + submissions(split) + submissions(items.len() - split);
-        stream
-            .check_room(room)
-            .map_err(|e| refused(e.into(), false))?;
+        stream.check_room(room).map_err(Error::from)?;
         // The second list is not refused because other streams wait.
         let held = stream.hold_wait(|| {
-            list(&items[..split]).map_err(|e| refused(e, false))?;
+            list(&items[..split])?;
             kernel(stream).map_err(|e| refused(e, split > 0))?;
             list(&items[split..]).map_err(|e| refused(e, split > 0))
         });
-        held.unwrap_or_else(|e| Err(refused(e.into(), false)))
+        held.map_err(Error::from)?
     }
 }
 

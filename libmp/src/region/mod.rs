@@ -15,7 +15,7 @@ use std::time::Duration;
 use gdsync::gpu::Region;
 
 use crate::error::{Error, Kind, Result};
-use crate::path::{Keys, Piece};
+use crate::path::{Keys, MOST_BYTES, Piece, Span};
 
 pub use strided::Strided;
 
@@ -204,14 +204,42 @@ impl Slice {
         self.memory.keys().piece(self.offset, self.len)
     }
 
-    /// `len` of its bytes from `at` on, as the source or the destination of a put.
-    #[inline]
-    pub(crate) fn part(&self, at: usize, len: usize) -> Piece<'_> {
-        self.memory.keys().piece(self.offset + at, len)
+    /// Its first `len` bytes as pieces that one operation each transfers to or from `place`; one
+    /// empty piece if there are none.
+    pub(crate) fn chunks(&self, len: u64, place: Span) -> impl Iterator<Item = (Piece<'_>, Span)> {
+        let keys = self.memory.keys();
+        chunks(len).map(move |(at, bytes)| {
+            let piece = keys.piece(self.offset + at as usize, bytes as usize);
+            (piece, place.behind(at))
+        })
     }
 
     /// Its address, which is the same for the GPU and the NIC.
     pub(crate) fn addr(&self) -> u64 {
         self.memory.region().addr().0 + self.offset as u64
+    }
+}
+
+/// The offsets and lengths of the parts of `len` bytes that one operation each transfers; at least
+/// one.
+fn chunks(len: u64) -> impl Iterator<Item = (u64, u64)> {
+    let offsets = (0..len.div_ceil(MOST_BYTES).max(1)).map(|i| i * MOST_BYTES);
+    offsets.map(move |at| (at, MOST_BYTES.min(len - at)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_a_long_message_without_gap_or_overlap() {
+        let whole = [
+            (0, MOST_BYTES),
+            (MOST_BYTES, MOST_BYTES),
+            (2 * MOST_BYTES, 5),
+        ];
+        assert!(chunks(2 * MOST_BYTES + 5).eq(whole));
+        assert!(chunks(MOST_BYTES).eq([(0, MOST_BYTES)]));
+        assert!(chunks(0).eq([(0, 0)]));
     }
 }

@@ -1,9 +1,11 @@
 //! The requests of a context: their states, their result words and their failures.
 //!
-//! `entry` has the states of one request, `one_sided` those of a transfer to or from a window,
-//! `step` those of a step of an exchange with neighbours, `collective` those of a stream's collective
-//! call, `table` all requests with their result words, `fault` the failures that no call has
-//! returned, `reached` how far streams have come that post receives.
+//! - One request: `entry` has the states of all kinds, `one_sided` those of a transfer to or from a
+//!   window, `step` those of a step of a neighbourhood, `collective` those of a stream's collective
+//!   call.
+//! - All requests: `table` has them with their result words, `fault` the failures that no call has
+//!   returned, `reached` how far the streams that post receives have come.
+//!
 //! [`Done`] is the result of a request that succeeded.
 
 pub(crate) mod collective;

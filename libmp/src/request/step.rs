@@ -38,6 +38,8 @@ pub(crate) struct Side {
     /// The tags under which this rank sends to it and receives from it.
     pub send: u32,
     pub receive: u32,
+    /// The bytes that a step sends to it and receives from it.
+    pub bytes: [u64; 2],
     /// It may be sent the data of a step. By parity of the step, as all arrays of two.
     pub ready: [Word64; 2],
     /// Its data has arrived.
@@ -48,12 +50,13 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    pub fn new(rank: u32, [send, receive]: [u32; 2], words: [Word64; 4]) -> Side {
+    pub fn new(rank: u32, [send, receive]: [u32; 2], bytes: [u64; 2], words: [Word64; 4]) -> Side {
         let [even, odd, even_data, odd_data] = words;
         Side {
             rank,
             send,
             receive,
+            bytes,
             ready: [even, odd],
             arrived: [even_data, odd_data],
             lost: AtomicU64::new(u64::MAX),
@@ -214,7 +217,7 @@ mod tests {
         }
         let passed = word(4);
         passed.store(0).unwrap();
-        let sides = vec![Side::new(3, [1, 2], words)];
+        let sides = vec![Side::new(3, [1, 2], [0; 2], words)];
         Arc::new(Board::new(sides, passed, Vec::new()))
     }
 

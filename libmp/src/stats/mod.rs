@@ -42,9 +42,13 @@ pub struct Counts {
     pub signals: u64,
     /// Fetch-adds and compare-swaps on words of the peer.
     pub atomics: u64,
-    /// Bytes of sends and puts.
+    /// Steps of neighbourhoods. A step counts for each neighbour that the peer is.
+    pub steps: u64,
+    /// Collective calls with the peer. A call counts for each other rank, when it is posted.
+    pub collectives: u64,
+    /// Bytes of sends and puts, and those that steps and collective calls send to the peer.
     pub bytes_out: u64,
-    /// Bytes of receives and gets.
+    /// Bytes of receives and gets, and those that steps and collective calls receive from the peer.
     pub bytes_in: u64,
     /// Waits for requests with the peer and for its signals: calls of the CPU, and waits that were
     /// enqueued on streams. A wait for several requests counts for each.
@@ -96,8 +100,15 @@ impl Counts {
                 Action::FetchAdd | Action::CompareSwap => self.atomics += 1,
                 _ => {}
             },
+            // The latter two have several peers; see `exchanged`.
             Operation::Signal(_) | Operation::Step(_) | Operation::Collective(_) => {}
         }
+    }
+
+    /// Counts the bytes that one step or collective call sends to the peer and receives from it.
+    pub(crate) fn exchanged(&mut self, [out, into]: [u64; 2]) {
+        self.bytes_out += out;
+        self.bytes_in += into;
     }
 
     fn message(&mut self, large: bool) {
@@ -106,7 +117,7 @@ impl Counts {
     }
 
     /// The columns of the table.
-    fn columns(&self) -> [(&'static str, u64); 14] {
+    fn columns(&self) -> [(&'static str, u64); 16] {
         [
             ("sends", self.sends),
             ("receives", self.receives),
@@ -116,6 +127,8 @@ impl Counts {
             ("gets", self.gets),
             ("signals", self.signals),
             ("atomics", self.atomics),
+            ("steps", self.steps),
+            ("collectives", self.collectives),
             ("bytes out", self.bytes_out),
             ("bytes in", self.bytes_in),
             ("waits", self.waits),
@@ -136,6 +149,8 @@ impl AddAssign for Counts {
         self.gets += other.gets;
         self.signals += other.signals;
         self.atomics += other.atomics;
+        self.steps += other.steps;
+        self.collectives += other.collectives;
         self.bytes_out += other.bytes_out;
         self.bytes_in += other.bytes_in;
         self.waits += other.waits;

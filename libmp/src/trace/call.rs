@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gds_step::Time;
-use gdsync::{Gpu, Stream};
+use gdsync::Gpu;
 use tracing::Level;
 use tracing::span::EnteredSpan;
 
@@ -23,14 +23,6 @@ pub(crate) struct Facts {
     pub bytes: Option<u64>,
     /// The stream that does the work; `None`: the CPU.
     pub stream: Option<u64>,
-}
-
-/// The facts of a call that is about a stream.
-pub(crate) fn on(stream: &Stream) -> Facts {
-    Facts {
-        stream: Some(stream.id()),
-        ..Facts::default()
-    }
 }
 
 /// What observes the calls of a context.

@@ -25,7 +25,7 @@ use crate::error::{Error, Kind, Result};
 use call::Begun;
 use ring::{Event, Ring, Track};
 
-pub(crate) use call::{Facts, Seen, on};
+pub(crate) use call::{Facts, Seen};
 
 /// The default number of events that a timeline keeps: about 20 MB.
 pub(crate) const MOST_EVENTS: usize = 1 << 16;
@@ -210,8 +210,11 @@ impl Observer for Trace {
 
 /// The kind of a call, by its name.
 fn kind_of(name: &str) -> &'static str {
-    const KINDS: [(&str, &str); 8] = [
+    const KINDS: [(&str, &str); 11] = [
         ("wait", "wait"),
+        ("neighbours_wait", "wait"),
+        ("neighbours_send", "send"),
+        ("send_ready", "signal"),
         ("synchronize", "wait"),
         ("quiet", "wait"),
         ("isend", "send"),

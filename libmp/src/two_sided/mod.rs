@@ -17,11 +17,12 @@
 //!
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
-//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `post_all`,
-//!   `wait`, `wait_all`, `claim` (a stream takes a message in), `take` (the CPU takes a message in),
-//!   `flush`, `close`, `agree` (which ranks are lost), `ready` (the memory of ready words).
-//! - Background work: `progress`, `steps`, `control`, `finish`, `team` (collective calls), and
-//!   `texts`, which describes it in errors and logs.
+//! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`,
+//!   `post_all` and `wait_all` (several requests in one submission), `claim` (a stream takes a
+//!   message in), `take` (the CPU takes a message in), `flush`, `close`, `agree` (which ranks are
+//!   lost), `ready` (the memory of ready words).
+//! - Background work: `progress`, `control`, `finish`, `steps` (neighbourhoods), `team` (collective
+//!   calls), and `texts`, which describes it in errors and logs.
 
 mod agree;
 mod any;

@@ -130,7 +130,7 @@ impl Engine {
         });
         let posted = match decided {
             Ok(()) => self.submit(state, stream, posts),
-            Err(error) => Err(Refusal { error, torn: false }),
+            Err(error) => Err(error.into()),
         };
         if let Err(refusal) = posted {
             match refusal.torn {
@@ -359,10 +359,7 @@ impl Engine {
         const ALONE: u32 = 32;
         let posted = match stream.check_room(8 + 2 * kernels + ALONE * alone) {
             Ok(()) => plan.post(stream, peers, kernel),
-            Err(e) => Err(Refusal {
-                error: e.into(),
-                torn: false,
-            }),
+            Err(e) => Err(Error::from(e).into()),
         };
         state.plan = plan.emptied();
         posted

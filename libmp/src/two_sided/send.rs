@@ -96,32 +96,14 @@ fn post_short(
     list.post(stream, Some(batch.lane()))
 }
 
-/// The source of chunk `i`; `None` if the message has several segments or fits one put.
-fn chunk(segments: &[Slice], len: u64, i: u64) -> Result<Option<Slice>> {
-    let [one] = segments else { return Ok(None) };
-    if len <= MOST_BYTES {
-        return Ok(None);
-    }
-    let from = i * MOST_BYTES;
-    let bytes = MOST_BYTES.min(len - from);
-    let slice = one
-        .memory()
-        .slice(one.offset() + from as usize, bytes as usize)?;
-    Ok(Some(slice))
-}
-
-fn chunks(len: u64) -> u64 {
-    len.div_ceil(MOST_BYTES)
-}
-
 /// Prepares the payload of a large message, written to memory that starts at `to`.
 fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: Span) -> Result<()> {
-    for i in 0..chunks(len) {
-        let at = to.behind(i * MOST_BYTES);
-        match chunk(segments, len, i)? {
-            Some(slice) => batch.put([slice.piece()].into_iter(), at)?,
-            None => batch.put(segments.iter().map(Slice::piece), at)?,
-        };
+    if let ([one], true) = (segments, len > MOST_BYTES) {
+        for (chunk, at) in one.chunks(len, to) {
+            batch.put([chunk].into_iter(), at)?;
+        }
+    } else if len > 0 {
+        batch.put(segments.iter().map(Slice::piece), to)?;
     }
     Ok(())
 }
@@ -420,33 +402,4 @@ pub(super) fn unstamped(
         Error::new(PREPARE, Kind::System, what)
     };
     batch.announce_from(channel.stamp(number).ok_or_else(none)?, pair)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use gdsync::gpu::MemoryKind;
-
-    #[test]
-    fn chunks_cover_a_long_message_without_gap_or_overlap() {
-        let gpu = gdsync::Gpu::soft().unwrap();
-        let alone = crate::bootstrap::Local::ranks(1).remove(0);
-        let builder = crate::Context::builder().bootstrap(alone).gpu(&gpu);
-        let ctx = builder.build().unwrap();
-        // The memory is not accessed.
-        let len = 2 * MOST_BYTES + 5;
-        let memory = ctx.alloc(MemoryKind::Pinned, len as usize + 1).unwrap();
-        let segments = [memory.slice(1, len as usize).unwrap()];
-        let piece = |i| chunk(&segments, len, i).unwrap().unwrap();
-        let pieces = (0..chunks(len))
-            .map(piece)
-            .map(|p| (p.offset() as u64 - 1, p.len() as u64));
-        let whole = [
-            (0, MOST_BYTES),
-            (MOST_BYTES, MOST_BYTES),
-            (2 * MOST_BYTES, 5),
-        ];
-        assert!(pieces.eq(whole));
-        assert!(chunk(&segments, MOST_BYTES, 0).unwrap().is_none());
-    }
 }

@@ -65,6 +65,18 @@ impl Engine {
     fn end_step(&self, state: &mut State, key: RequestKey) {
         let step = state.requests.get(key).and_then(Entry::step);
         let lost = step.and_then(|step| step.lost().map(|side| (side.rank, side.receive)));
+        let State {
+            requests, peers, ..
+        } = &mut *state;
+        if let Some(step) = requests.get(key).and_then(Entry::step) {
+            let here = |side: &&Side| !side.is_lost(step.number);
+            for side in step.board.sides.iter().filter(here) {
+                if let Some(peer) = peers.get_mut(side.rank) {
+                    peer.counts.steps += 1;
+                    peer.counts.exchanged(side.bytes);
+                }
+            }
+        }
         let status = match lost {
             None => Status::SUCCESS,
             Some((rank, tag)) => {

@@ -16,7 +16,7 @@ use super::state::{State, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{SEGMENTS, Unpack};
 use crate::path::{Put, uncaptured};
-use crate::plan::{At, Lanes, Launch, Plan, Refusal};
+use crate::plan::{At, Lanes, Launch, Plan};
 use crate::request::entry::{Entry, Operation, ReceiveState, Segments, Waiter};
 use crate::request::table::{RequestKey, Table};
 use crate::wire::word::{self, WordKind};
@@ -321,10 +321,7 @@ impl Engine {
             Ok(()) => plan.post(stream, peers, kernel),
             Err(e) => {
                 plan.undo(peers);
-                Err(Refusal {
-                    error: e.into(),
-                    torn: false,
-                })
+                Err(Error::from(e).into())
             }
         };
         state.plan = plan.emptied();

@@ -1,8 +1,9 @@
 //! Windows: one-sided operations on memory that other ranks have named.
 //!
 //! `targets` has the memory of each rank, `join` exchanges it among all ranks, `transfer` posts
-//! puts, gets, signals and atomics, `signal` waits for words of this rank's own memory, `word` for those
-//! that the application names, `ready` sends ready words and waits for them.
+//! puts, gets, signals and atomics. `signal` waits for signals, which are words of this rank's
+//! memory in a window, `word` for words of any registered memory. `ready` sends ready words and
+//! waits for them.
 //!
 //! The operations are those of the engine of `two_sided`, which has the lanes, the requests and the
 //! background work. [`Window`](crate::Window) is the handle of the application.

@@ -9,7 +9,7 @@ use super::targets::{Target, Targets, WORD};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{self, Mutant};
-use crate::path::{Atomic, Batch, List, MOST_BYTES, Piece, Put, Span};
+use crate::path::{Atomic, Batch, List, MOST_BYTES, Put, Span};
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Operation, Poster, Segments};
 use crate::request::one_sided::{Action, Transfer, TransferState};
@@ -187,6 +187,7 @@ impl Op<'_> {
         batch: &mut Batch<'_, N>,
         (place, signal): (Span, Option<Span>),
     ) -> Result<()> {
+        let len = self.len() as u64;
         match self.access {
             Access::Put {
                 from,
@@ -198,18 +199,18 @@ impl Op<'_> {
                     batch.put_signaled(from.piece(), place)?;
                     return Ok(());
                 }
-                for (chunk, at) in chunks(from, place) {
+                for (chunk, at) in from.chunks(len, place) {
                     batch.put([chunk].into_iter(), at)?;
                 }
                 batch.announce(&value.to_le_bytes(), signal)?;
             }
             Access::Put { from, signal: None } => {
-                for (chunk, at) in chunks(from, place) {
+                for (chunk, at) in from.chunks(len, place) {
                     batch.put_signaled(chunk, at)?;
                 }
             }
             Access::Get { into } | Access::Quiet { into } => {
-                for (chunk, at) in chunks(into, place) {
+                for (chunk, at) in into.chunks(len, place) {
                     batch.get(chunk, at)?;
                 }
             }
@@ -233,17 +234,6 @@ impl Op<'_> {
         self.prepare(&mut batch, places)?;
         post_batch(batch, stream)
     }
-}
-
-/// The parts of a slice that one put each transfers, and their places; one empty part if the slice
-/// is empty.
-fn chunks(slice: &Slice, to: Span) -> impl Iterator<Item = (Piece<'_>, Span)> {
-    let len = slice.len() as u64;
-    (0..len.div_ceil(MOST_BYTES).max(1)).map(move |i| {
-        let at = i * MOST_BYTES;
-        let bytes = MOST_BYTES.min(len - at);
-        (slice.part(at as usize, bytes as usize), to.behind(at))
-    })
 }
 
 /// Posts a batch, whole or not at all. Returns its last put.

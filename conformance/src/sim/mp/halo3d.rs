@@ -26,10 +26,11 @@ fn draw(rng: &mut Rng) -> Config {
     }
 }
 
-/// Draws settings with room in a send queue for all neighbours, which may be one rank.
+/// Draws settings with send queues of the default length, with room for all neighbours, which may
+/// be one rank.
 fn settings(rng: &mut Rng) -> Settings {
     Settings {
-        send_blocks: halo3d::SEND_BLOCKS,
+        send_blocks: 64,
         ..Settings::draw(rng)
     }
 }

@@ -1,14 +1,16 @@
 //! Messages under the simulation: programs over [`mp`] whose ranks are fibers, on random
 //! schedules, with weak memory, and with ranks that are lost in the middle.
 //!
-//! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
-//! that is lost; [`halo3d`] and [`particles`] are these examples, both ways; [`talk`] random
-//! programs of messages of every kind, [`windows`] of one-sided operations, [`neighbours`] of
-//! exchanges with neighbours, [`collectives`] of calls of all ranks; [`survivors`] ranks that
-//! continue to exchange messages when one of them is lost, [`agree`] ranks that agree on the lost
-//! ones, while they die.
-//! [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`] that
-//! ready words which two queue pairs write keep their order. `job` is the common base.
+//! - Examples against their serial runs: [`halo`] (`halo2d`; [`loss`] with a rank that is lost),
+//!   [`halo3d`] and [`particles`], with and without a loss.
+//! - Random programs: [`talk`] of messages of every kind, [`windows`] of one-sided operations,
+//!   [`neighbours`] of exchanges with neighbours, [`collectives`] of calls of all ranks.
+//! - Losses: [`survivors`] continue to exchange messages, [`agree`] has ranks that agree on the lost
+//!   ones, while they die.
+//! - [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`]
+//!   that ready words which two queue pairs write keep their order.
+//!
+//! `job` and `death` are the common base.
 
 pub mod agree;
 pub mod collectives;
