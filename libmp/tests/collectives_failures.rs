@@ -96,7 +96,10 @@ fn numbers_of_calls_may_wrap() {
                     ctx.synchronize(&stream, LIMIT).unwrap();
                     let mut by_stream = [0; 8];
                     data.read(0, &mut by_stream).unwrap();
-                    assert_eq!((sum[0], u64::from_ne_bytes(by_stream)), (2 * call + 1, sum[0]));
+                    assert_eq!(
+                        (sum[0], u64::from_ne_bytes(by_stream)),
+                        (2 * call + 1, sum[0])
+                    );
                 }
             },
         );
