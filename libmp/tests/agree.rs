@@ -224,3 +224,32 @@ fn a_call_without_time_does_not_wait_and_continues_in_the_background() {
         },
     );
 }
+
+/// A rank that did no background work between two calls has pinged no rank: none was silent.
+#[test]
+fn a_pause_of_this_rank_is_no_silence_of_the_others() {
+    play(1, 2, |rank| {
+        let manual = rank.me == 0;
+        let ctx = rank.open(|b| match manual {
+            true => b.progress(Progress::Manual),
+            false => b,
+        });
+        if manual {
+            let missing = |limit| {
+                let e = ctx.agree(0, limit).unwrap_err();
+                assert_eq!((e.kind(), e.rank()), (Kind::Missing, Some(1)), "{e}");
+            };
+            missing(millis(100));
+            rank.pass(secs(10));
+            missing(millis(100));
+            rank.come();
+            assert_eq!(lost(ctx.agree(0, LIMIT)), []);
+            rank.progress_until(&ctx, "the end", || rank.has_come(1, 2));
+            rank.come();
+        } else {
+            rank.barrier();
+            assert_eq!(lost(ctx.agree(0, LIMIT)), []);
+            rank.barrier();
+        }
+    });
+}

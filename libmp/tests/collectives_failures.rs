@@ -77,6 +77,35 @@ fn bad_arguments_are_refused_and_the_object_stays_usable() {
     );
 }
 
+/// The numbers of calls pass the greatest one of their field in the words, and the greatest of all.
+#[test]
+fn numbers_of_calls_may_wrap() {
+    for start in [(1 << 24) - 3, u64::from(u32::MAX) - 2, u64::MAX - 2] {
+        pair(
+            move |b| b.start(start),
+            |rank, ctx| {
+                let mut all = ctx.collectives(8).unwrap();
+                let stream = ctx.gpu().stream().unwrap();
+                let data = ctx.alloc(KIND, 8).unwrap();
+                for call in 0..4_u64 {
+                    let mut sum = [call + u64::from(rank.me)];
+                    data.write(0, &sum[0].to_ne_bytes()).unwrap();
+                    all.all_reduce_on::<u64>(&stream, &data.all(), Op::Sum)
+                        .unwrap();
+                    all.all_reduce(&mut sum, Op::Sum, LIMIT).unwrap();
+                    ctx.synchronize(&stream, LIMIT).unwrap();
+                    let mut by_stream = [0; 8];
+                    data.read(0, &mut by_stream).unwrap();
+                    assert_eq!(
+                        (sum[0], u64::from_ne_bytes(by_stream)),
+                        (2 * call + 1, sum[0])
+                    );
+                }
+            },
+        );
+    }
+}
+
 #[test]
 fn a_gpu_without_kernels_makes_calls_by_the_cpu_only() {
     play(1, 2, |rank| {

@@ -203,3 +203,22 @@ fn requests_that_reach_their_limit_count_as_timeouts_and_failures() {
         rank.barrier();
     });
 }
+
+/// A stream's collective call counts for the rank that did not join it.
+#[test]
+fn collective_calls_that_reach_the_limit_count() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(secs(2)));
+        let mut all = ctx.collectives(8).unwrap();
+        if rank.me == 0 {
+            let stream = ctx.gpu().stream().unwrap();
+            all.barrier_on(&stream).unwrap();
+            all.barrier_on(&stream).unwrap();
+            assert!(ctx.synchronize(&stream, LIMIT).is_err());
+            rank.pass(secs(1));
+            let counts = ctx.stats().of(1);
+            assert_eq!((counts.timeouts, counts.failures), (1, 2));
+        }
+        rank.barrier();
+    });
+}

@@ -378,3 +378,25 @@ fn contexts_that_share_a_gpu_have_a_timeline_each() {
         );
     }
 }
+
+/// The last write of the file has what the streams passed after the one before.
+#[test]
+fn timeline_has_what_streams_passed_after_the_close() {
+    let file = File::new("after");
+    let of_rank = file.clone();
+    play(1, 1, move |rank| {
+        let ctx = rank.open(|b| b.trace(&of_rank.0));
+        let stream = ctx.gpu().stream().unwrap();
+        let gate = ctx.alloc(MemoryKind::Pinned, 8).unwrap();
+        let wait = ctx.wait_value_on(&stream, None, &gate.all(), Condition::Geq, 1);
+        wait.unwrap();
+        ctx.close(LIMIT).unwrap();
+        gate.write(0, &1_u64.to_ne_bytes()).unwrap();
+        stream.synchronize(LIMIT).unwrap();
+        drop(ctx);
+        rank.leave();
+    });
+    let timeline = file.read(0);
+    let open = timeline.events().filter(|e| e["ph"] == "i").count();
+    assert_eq!(open, 0, "all is passed");
+}

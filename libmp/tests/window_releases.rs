@@ -4,6 +4,8 @@
 #[path = "common/sim.rs"]
 mod sim;
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use gdsync::gpu::{Condition, MemoryKind};
@@ -273,6 +275,74 @@ fn random_waits_fail_exactly_if_their_value_was_not_stored() {
                 assert!(stream.synchronize(Duration::ZERO).unwrap());
             }
             rank.until("rank 1 leaves", || rank.has_come(1, 1));
+        });
+    }
+}
+
+/// The value that released a stream from a lost rank is a signal when a living rank stores it later:
+/// into the same window, into another one over the same memory, or into memory at the same address.
+#[test]
+fn the_value_of_a_release_is_a_signal_when_a_rank_stores_it_later() {
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Then {
+        SameWindow,
+        OtherWindow,
+        OtherMemory,
+    }
+    for then in [Then::SameWindow, Then::OtherWindow, Then::OtherMemory] {
+        println!("{then:?}");
+        let record = Rc::new(RefCell::new(Vec::new()));
+        play(1, 3, move |rank| {
+            let ctx = rank.open(|b| b.timeout(secs(5)));
+            let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+            let mut window = ctx.window(&memory).unwrap();
+            let stream = ctx.gpu().stream().unwrap();
+            if rank.me == 0 {
+                let waits = window.wait_signal_on(&stream, 2, 8, Condition::Geq, 7);
+                waits.unwrap();
+            }
+            rank.barrier();
+            if rank.me == 2 {
+                drop(window);
+                return Death::Leaves.end(rank, ctx, 5);
+            }
+            if rank.me == 0 {
+                peer_failed(&ctx.synchronize(&stream, LIMIT).unwrap_err(), 2);
+            }
+            memory.write(8, &[0; 8]).unwrap();
+            if then == Then::SameWindow {
+                let e = window.wait_signal(1, 8, Condition::Geq, 7, millis(1));
+                assert_eq!(e.unwrap_err().kind(), Kind::Timeout);
+            } else {
+                let memory = match then {
+                    Then::OtherMemory => {
+                        let before = memory.region().addr();
+                        drop((window, memory));
+                        rank.pass(millis(100));
+                        let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+                        println!("{before:?} {:?}", memory.region().addr());
+                        memory
+                    }
+                    _ => memory,
+                };
+                window = ctx.expose(&memory).unwrap();
+                if rank.me == 0 {
+                    *record.borrow_mut() = window.record();
+                }
+                rank.barrier();
+                if rank.me == 1 {
+                    window.attach(&record.borrow()).unwrap();
+                }
+            }
+            rank.barrier();
+            if rank.me == 1 {
+                window.signal(0, 8, 7).unwrap().wait(LIMIT).unwrap();
+            }
+            rank.barrier();
+            if rank.me == 0 {
+                window.wait_signal(1, 8, Condition::Geq, 7, LIMIT).unwrap();
+            }
+            rank.barrier();
         });
     }
 }

@@ -75,8 +75,9 @@ impl fmt::Debug for Passed {
 /// The observers of one GPU.
 #[derive(Default)]
 pub(crate) struct Observers {
-    /// Whether an observer was added. Stored before [`Gpu::observe`] returns, and read relaxed: a
-    /// thread that misses it enqueues work that is concurrent with that call.
+    /// Whether an observer was added, and a later submission has not found that none is left.
+    /// Written under the lock of `list`: set before [`Gpu::observe`] returns. Read relaxed: a thread
+    /// that misses it enqueues work that is concurrent with that call.
     any: AtomicBool,
     list: Mutex<Vec<Weak<dyn Observer>>>,
 }
@@ -133,10 +134,14 @@ impl Stream {
         if !matches!(self.is_capturing(), Ok(false)) {
             return;
         }
-        let observers = self.gpu().observers().list.lock().clone();
-        let observers = observers.iter().filter_map(Weak::upgrade);
-        let mut observers = observers.peekable();
-        if observers.peek().is_none() {
+        let Observers { any, list } = self.gpu().observers();
+        let observers: Vec<_> = {
+            let list = list.lock();
+            let living: Vec<_> = list.iter().filter_map(Weak::upgrade).collect();
+            any.store(!living.is_empty(), Ordering::Relaxed);
+            living
+        };
+        if observers.is_empty() {
             return;
         }
         let room = self.gpu().waiting().admit_spare(self);
@@ -147,6 +152,35 @@ impl Stream {
         });
         for observer in observers {
             observer.enqueued(self.id(), work, posted, passed.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Ignores;
+
+    impl Observer for Ignores {
+        fn enqueued(&self, _: u64, _: Work<'_>, _: Time, _: Option<Passed>) {}
+    }
+
+    #[test]
+    fn submissions_cost_one_load_again_when_no_observer_is_left() {
+        let gpu = Gpu::soft().unwrap();
+        let stream = gpu.stream().unwrap();
+        let word = gpu.alloc(super::super::MemoryKind::Pinned, 8).unwrap();
+        let (to, from) = (word.span(0, 4).unwrap(), word.span(4, 4).unwrap());
+        let observed = || gpu.observers().any.load(Ordering::Relaxed);
+        for _ in 0..2 {
+            let observer: Arc<dyn Observer> = Arc::new(Ignores);
+            gpu.observe(&observer).unwrap();
+            stream.copy(&to, &from).unwrap();
+            assert!(observed());
+            drop(observer);
+            stream.copy(&to, &from).unwrap();
+            assert!(!observed());
         }
     }
 }

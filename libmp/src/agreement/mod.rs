@@ -170,7 +170,9 @@ impl Agreement {
             return Ok(());
         }
         if note.lost.contains(from) {
-            self.leaving.push(from);
+            if !self.leaving.contains(&from) {
+                self.leaving.push(from);
+            }
             self.changed = true;
             return Ok(());
         }

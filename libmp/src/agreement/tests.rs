@@ -282,3 +282,21 @@ fn notes_that_cannot_be_are_refused() {
     rank.lose(2);
     rank.hear(2, note(5, Stage::Called, &[])).unwrap();
 }
+
+#[test]
+fn a_rank_that_names_itself_again_and_again_takes_no_more_memory() {
+    let mut rank = Agreement::new(0, 3);
+    for _ in 0..100 {
+        let (number, stage, value) = (0, Stage::Called, 0);
+        let lost = [1].into_iter().collect();
+        let note = Note {
+            number,
+            stage,
+            value,
+            lost,
+        };
+        rank.hear(1, note).unwrap();
+        rank.step();
+    }
+    assert_eq!(rank.leaving, [1]);
+}

@@ -7,8 +7,8 @@
 //! `two_sided::team`.
 //!
 //! # A call
-//! The calls of a team are numbered, 1 more than the setting `Builder::start` first. In call `n`
-//! each rank puts its contribution into its *slot* at every other rank, and then its *word*
+//! The calls of a team are numbered, 1 more than the setting `Builder::start` (its lowest 32 bits)
+//! first. In call `n` each rank puts its contribution into its *slot* at every other rank, and then its *word*
 //! (`wire::collective`), which has `n` and what was called. Then it waits for the words of all other
 //! ranks, compares them with its own, and copies or combines the contributions. So every call,
 //! a broadcast as well, is also a barrier.

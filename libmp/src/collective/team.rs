@@ -88,7 +88,9 @@ pub(crate) struct Crew {
 impl Crew {
     /// Makes the team with all ranks. A contribution has at most `most` bytes.
     pub fn new(engine: &Engine, most: usize) -> Result<Crew> {
-        let (me, size, start) = (engine.rank, engine.size, engine.config.start);
+        let (me, size) = (engine.rank, engine.size);
+        // No team lives for 2^64 calls: only the numbers in the words wrap.
+        let start = u64::from(engine.config.start as u32);
         let layout = Layout::new(size, most)?;
         let memory = Memory::new(engine.paths.pinned(layout.len(), Rights::All)?);
         let own = engine.gpu.alloc(MemoryKind::Pinned, 4 * WORD)?;

@@ -2,6 +2,7 @@
 //! word of this rank, which another rank stores.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
@@ -10,7 +11,7 @@ use gdsync::gpu::{Condition, MemoryKind, Word64};
 
 use crate::error::Result;
 use crate::path::{Put, Word};
-use crate::region::Slice;
+use crate::region::{self, Memory, Slice};
 use crate::wire::collective::Call;
 
 /// The period in which [`Releases`] looks for streams that have passed a wait.
@@ -119,22 +120,72 @@ impl SignalWait {
 }
 
 /// The words in which the library has stored a value that releases a stream: no signal. By address,
-/// the value that was stored and the value before.
+/// as long as the word has this value and its memory is registered.
 #[derive(Debug, Default)]
-pub(crate) struct Released(BTreeMap<u64, [u64; 2]>);
+pub(crate) struct Released(BTreeMap<u64, Release>);
+
+#[derive(Debug)]
+struct Release {
+    /// The value that the library stored.
+    stored: u64,
+    /// The value that ranks had stored before.
+    before: u64,
+    /// The width of the word.
+    bits: u32,
+    /// Its memory.
+    memory: Weak<region::Inner>,
+}
 
 impl Released {
     /// The value that ranks have stored into a word, whose value is `now`.
     pub fn signal(&self, word: &Word, now: u64) -> u64 {
         match self.0.get(&word.addr().0) {
-            Some([stored, before]) if *stored == now => *before,
+            Some(release) if release.stored == now && release.memory.strong_count() > 0 => {
+                release.before
+            }
             _ => now,
         }
     }
 
-    /// Records that the library stores `stored` into a word, for which ranks have stored `before`.
-    pub fn note(&mut self, word: &Word, before: u64, stored: u64) {
-        self.0.insert(word.addr().0, [stored, before]);
+    /// Records that the library stores `stored` into a word of `memory`, for which ranks have stored
+    /// `before`.
+    pub fn note(&mut self, word: &Word, memory: &Memory, before: u64, stored: u64) {
+        self.0.retain(|_, old| old.memory.strong_count() > 0);
+        let memory = Arc::downgrade(&memory.0);
+        let release = Release {
+            stored,
+            before,
+            bits: word.bits(),
+            memory,
+        };
+        self.0.insert(word.addr().0, release);
+    }
+
+    /// Forgets the release at a word that has another value: when the word has the stored value
+    /// later, a rank has stored it.
+    #[inline]
+    pub fn look(&mut self, word: &Word) {
+        if let Some(release) = self.0.get(&word.addr().0)
+            && word.load().is_ok_and(|now| now != release.stored)
+        {
+            self.0.remove(&word.addr().0);
+        }
+    }
+
+    /// As [`Released::look`], for all words in a memory.
+    pub fn look_at(&mut self, memory: &Memory) {
+        let region = memory.region();
+        let start = region.addr().0;
+        let inside = self.0.range(start..start + memory.len() as u64);
+        let words = inside.filter_map(|(at, release)| {
+            let offset = (at - start) as usize;
+            match release.bits {
+                32 => region.word32(offset).ok().map(Word::Narrow),
+                _ => region.word64(offset).ok().map(Word::Wide),
+            }
+        });
+        let words: Vec<Word> = words.collect();
+        words.iter().for_each(|word| self.look(word));
     }
 }
 

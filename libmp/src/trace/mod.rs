@@ -138,7 +138,8 @@ impl Trace {
     }
 
     fn collect(&self) {
-        self.lock().ring.collect();
+        let inner = &mut *self.lock();
+        inner.changed |= inner.ring.collect();
     }
 
     fn text(&self) -> String {
@@ -154,6 +155,7 @@ impl Trace {
     }
 
     fn write(&self) {
+        self.collect();
         if !std::mem::take(&mut self.lock().changed) {
             return;
         }

@@ -113,8 +113,9 @@ impl<S: Stamp> Ring<S> {
         self.events.push_back(event);
     }
 
-    /// Notes the submissions that their streams have passed.
-    pub fn collect(&mut self) {
+    /// Notes the submissions that their streams have passed. `true`: there are new ones.
+    pub fn collect(&mut self) -> bool {
+        let mut new = false;
         for open in self.open.values_mut() {
             while let Some((number, stamp)) = open.stamps.front() {
                 let Some(at) = stamp.at() else { break };
@@ -125,11 +126,13 @@ impl<S: Stamp> Ring<S> {
                     event.end = Some(open.last);
                 }
                 open.stamps.pop_front();
+                new = true;
             }
         }
         if self.open.len() > MOST_IDLE {
             self.open.retain(|_, open| !open.stamps.is_empty());
         }
+        new
     }
 
     pub fn events(&self) -> impl Iterator<Item = &Event> {

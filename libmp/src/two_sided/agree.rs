@@ -27,6 +27,8 @@ const PINGS: u32 = 4;
 pub(crate) struct Patience {
     since: Time,
     silence: Duration,
+    /// The time of the last look at the ranks.
+    looked: Time,
 }
 
 impl Engine {
@@ -121,7 +123,15 @@ impl Engine {
         if !state.agreement.is_open() {
             return;
         }
-        let Patience { since, silence } = state.patience;
+        let Patience {
+            looked, silence, ..
+        } = state.patience;
+        state.patience.looked = now;
+        if now.since(looked) >= silence / 2 {
+            // This rank did no background work, and pinged no rank.
+            state.patience.since = now;
+        }
+        let since = state.patience.since;
         let others: Vec<u32> = state.agreement.others().collect();
         for rank in others {
             let Some(peer) = state.peers.get_mut(rank) else {

@@ -10,6 +10,7 @@ use super::peer::{Cause, Standing};
 use super::receive::ask_reached;
 use super::state::State;
 use crate::path::Put;
+use crate::region::Slice;
 use crate::request::entry::{Entry, Incoming, Operation, ReceiveState, SendState};
 use crate::request::one_sided::{SignalState, SignalWait, TransferState};
 use crate::request::table::RequestKey;
@@ -209,14 +210,20 @@ impl Engine {
         if wait.is_met() || self.holds_an_earlier_wait(state, entry, wait) {
             return false;
         }
-        let wait = wait.clone();
-        self.release_signal(state, &wait, status);
+        let (wait, place) = (wait.clone(), entry.segments.as_slice().first().cloned());
+        self.release_signal(state, &wait, place, status);
         true
     }
 
     /// Releases the stream at a wait whose signal does not arrive. Other waits at the word that the
     /// store meets end without their signals, too.
-    fn release_signal(&self, state: &mut State, wait: &SignalWait, status: Status) {
+    fn release_signal(
+        &self,
+        state: &mut State,
+        wait: &SignalWait,
+        place: Option<Slice>,
+        status: Status,
+    ) {
         let before = wait.word.load();
         let before = before.map_or(0, |now| state.released.signal(&wait.word, now));
         let ended = state.requests.iter().filter(|(key, entry)| {
@@ -233,7 +240,10 @@ impl Engine {
                 other.state = SignalState::Released(status);
             }
         }
-        state.released.note(&wait.word, before, wait.value);
+        if let Some(place) = place {
+            let (word, memory) = (&wait.word, place.memory());
+            state.released.note(word, memory, before, wait.value);
+        }
         if let Err(e) = wait.release() {
             tracing::warn!(target: "mp", "a stream cannot be released: {e}");
         }

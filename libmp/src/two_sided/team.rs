@@ -273,7 +273,11 @@ impl Engine {
         let since = entry.and_then(|entry| entry.since).unwrap_or_default();
         if let Some((team, number)) = waiting(entry) {
             let limit = format!("{} (Builder::timeout)", time(self.config.timeout));
+            let open = team.failure().is_none();
             self.time_out_team(state, &team, (number, since), &limit);
+            if let Some(failure) = team.failure().filter(|_| open) {
+                state.counts(Some(failure.rank)).timeouts += 1;
+            }
         }
     }
 }

@@ -18,9 +18,10 @@ impl Engine {
     /// As [`Targets::new`].
     pub fn new_window(&self, memory: &Memory) -> Result<Targets> {
         let window = Targets::new(&self.paths, self.size, memory)?;
-        if memory.region().kind() == MemoryKind::Device {
-            self.lock().device_windows = true;
-        }
+        let mut state = self.lock();
+        state.device_windows |= memory.region().kind() == MemoryKind::Device;
+        state.released.look_at(memory);
+        drop(state);
         Ok(window)
     }
 

@@ -172,7 +172,9 @@ impl Engine {
             } else {
                 self.push_all();
             }
-            awaited.lost(&self.lock()).is_some()
+            let state = &mut *self.lock();
+            state.released.look(&awaited.word);
+            awaited.lost(state).is_some()
         });
         // It may have arrived before the rank was given up.
         if met? || is_met()? {
@@ -205,8 +207,9 @@ impl Engine {
     /// That of a lost rank, if it does not.
     pub fn test_word(&self, awaited: &Awaited) -> Result<bool> {
         if awaited.check(self.size)? && !self.has_arrived(awaited)? {
-            let lost = awaited.lost(&self.lock());
-            return lost.map_or(Ok(false), Err);
+            let state = &mut *self.lock();
+            state.released.look(&awaited.word);
+            return awaited.lost(state).map_or(Ok(false), Err);
         }
         Ok(true)
     }
