@@ -341,7 +341,7 @@ impl Engine {
         let gathers = |member: &&Member| member.behind;
         let kernels = posts.members.iter().filter(gathers).count() as u32;
         if kernels > 0 {
-            plan.kernel_here();
+            plan.kernels_here(8 + 2 * kernels);
         }
         for part in &posts.back {
             part.add_to(&mut plan);
@@ -357,7 +357,7 @@ impl Engine {
         let alone = posts.members.iter().filter(|member| member.alone).count() as u32;
         /// Submissions of a request of this rank to itself, at most.
         const ALONE: u32 = 32;
-        let posted = match stream.check_room(8 + 2 * kernels + ALONE * alone) {
+        let posted = match stream.check_room(ALONE * alone) {
             Ok(()) => plan.post(stream, peers, kernel),
             Err(e) => Err(Refusal {
                 error: e.into(),
