@@ -11,7 +11,7 @@ use gdsync::Gpu;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Condition, MemoryKind};
 use mp::bootstrap::Local;
-use mp::{Bootstrap, Builder, Context, Error, Kind, Result, Source};
+use mp::{Bootstrap, Builder, Context, Error, Kind, Neighbour, Result, Source};
 use sim::gate;
 use sim::{LIMIT, Rank, SMALL, millis, play, recv, secs, send, slice, talk};
 use vmlx5::fabric::faults::Faults;
@@ -232,6 +232,34 @@ fn tags_stay_open_when_the_store_cannot_deliver_their_retirement() {
         rank.barrier();
     });
     assert_eq!(run.warnings.all().len(), 2, "{:#?}", run.warnings.all());
+}
+
+/// A stream without a lane uses the lane of another stream to a neighbour. To the other neighbour no
+/// stream has one: it is not left out.
+#[test]
+fn neighbourhood_is_refused_if_a_neighbour_has_no_lane_for_the_stream() {
+    let store = Store::default();
+    play(1, 3, move |rank| {
+        let ctx = store.open(rank, |b| b);
+        let (next, last) = rank.neighbours();
+        let all = [next, last].map(|with| Neighbour::new(with, 1, 1));
+        let halo = ctx.neighbourhood().neighbours(all).build().unwrap();
+        let [first, other] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
+        // The lane of one stream is open between ranks 0 and 1 alone, and rank 0 names rank 1 first.
+        if rank.me < 2 {
+            let data = [0, 1].map(|_| slice(&ctx, SMALL));
+            let recv = ctx.irecv_on(&first, rank.peer(), 1, &data[0]).unwrap();
+            let send = ctx.isend_on(&first, rank.peer(), 1, &data[1]).unwrap();
+            ctx.wait_all_on(&first, &[recv, send]).unwrap();
+            assert!(first.synchronize(LIMIT).unwrap());
+        }
+        lose(rank, &store);
+        if rank.me == 0 {
+            let e = halo.ready_on(&other).unwrap_err();
+            assert_eq!((e.kind(), e.rank()), (Kind::BootstrapLost, Some(2)), "{e}");
+        }
+        rank.barrier();
+    });
 }
 
 /// The bootstrap fails for a while, as with a full file system.

@@ -104,7 +104,6 @@ pub(super) enum Refused {
 pub(super) struct Open<'g> {
     pub state: &'g mut State,
     lane: u8,
-    shared: bool,
     careful: bool,
 }
 
@@ -115,10 +114,7 @@ impl Open<'_> {
         if !peer.is_here() {
             return None;
         }
-        let mut lane = peer.stand_in[usize::from(self.lane)];
-        if self.shared && !peer.is_open(lane, Target::Lanes) {
-            lane = self.state.share_lane(rank, self.lane, Target::Lanes)?;
-        }
+        let lane = peer.stand_in[usize::from(self.lane)];
         if self.careful {
             let link = &mut self.state.peers.get_mut(rank)?.link;
             if link.error_of(lane).is_some() {
@@ -169,7 +165,6 @@ impl Engine {
         calls: &mut Calls,
         mut attempt: impl FnMut(&mut Open<'_>) -> Result<T, Refused>,
     ) -> Result<T> {
-        let mut shared = false;
         let mut careful = false;
         self.with_room(|| {
             loop {
@@ -178,19 +173,20 @@ impl Engine {
                 self.sweep_if_crowded(&mut guard);
                 let closed = |rank: u32| match guard.peers.get(rank) {
                     None => true,
-                    Some(peer) => peer.is_here() && !peer.is_open(lane, Target::Lanes),
+                    Some(peer) => {
+                        let lane = peer.stand_in[usize::from(lane)];
+                        peer.is_here() && !peer.is_open(lane, Target::Lanes)
+                    }
                 };
                 let mut ranks = x.board.sides.iter().map(|side| side.rank);
-                if !shared && let Some(rank) = ranks.find(|rank| closed(*rank)) {
+                if let Some(rank) = ranks.find(|rank| closed(*rank)) {
                     drop(guard);
-                    let (_, opened) = self.ensure(rank, &on, Target::Lanes)?;
-                    shared = opened != lane;
+                    self.ensure(rank, &on, Target::Lanes)?;
                     continue;
                 }
                 let mut open = Open {
                     state: &mut guard,
                     lane,
-                    shared,
                     careful,
                 };
                 match attempt(&mut open) {

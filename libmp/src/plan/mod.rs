@@ -61,6 +61,8 @@ pub(crate) struct Plan<'a> {
     items: Vec<Item<'a>>,
     /// The number of items before the kernel.
     split: Option<usize>,
+    /// The submissions at the place of the kernel, at most.
+    launches: u32,
     /// The puts, in the order in which they were prepared.
     made: Vec<(At, Put)>,
     /// The lanes of the puts.
@@ -83,6 +85,7 @@ impl<'a> Plan<'a> {
         Plan {
             items: emptied(items),
             split: None,
+            launches: 0,
             made,
             used,
             lists,
@@ -133,8 +136,14 @@ impl<'a> Plan<'a> {
 
     /// Makes this the place of the kernel.
     pub fn kernel_here(&mut self) {
+        self.kernels_here(1);
+    }
+
+    /// Makes this the place of kernels that take at most this many submissions.
+    pub fn kernels_here(&mut self, launches: u32) {
         debug_assert!(self.split.is_none());
         self.split = Some(self.items.len());
+        self.launches = launches;
     }
 
     fn note(&mut self, at: At) {
@@ -226,10 +235,11 @@ impl<'a> Plan<'a> {
         if items.is_empty() {
             return Ok(kernel(stream)?);
         }
-        let room = 1 + submissions(split) + submissions(items.len() - split);
-        stream.check_room(room).map_err(Error::from)?;
-        // The second list is not refused because other streams wait.
+        let room = self.launches + submissions(split) + submissions(items.len() - split);
+        // The second list is not refused because other streams wait. The room of a stream is
+        // limited only while it counts as waiting, as it will behind the first list.
         let held = stream.hold_wait(|| {
+            stream.check_room(room).map_err(Error::from)?;
             list(&items[..split])?;
             kernel(stream).map_err(|e| refused(e, split > 0))?;
             list(&items[split..]).map_err(|e| refused(e, split > 0))

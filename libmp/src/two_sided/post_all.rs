@@ -126,7 +126,8 @@ impl Engine {
             }
             PASSES
                 .iter()
-                .try_for_each(|pass| self.decide_all(state, *pass, posts))
+                .try_for_each(|pass| self.decide_all(state, *pass, posts))?;
+            self.bind_alone(state, stream, posts)
         });
         let posted = match decided {
             Ok(()) => self.submit(state, stream, posts),
@@ -140,26 +141,39 @@ impl Engine {
             return Err(refusal.error);
         }
         self.posted(state, posts, mark, None);
-        // The receives first: a large send holds the stream until its receive is posted.
         for receive in [true, false] {
             for member in posts.members.iter().filter(|member| member.alone) {
-                if receives(state, member) == receive {
-                    self.post_alone(state, member, stream)?;
+                if receives(state, member) == receive
+                    && let Err(e) = self.post_known(state, member.key)
+                {
+                    unbind(state, member.key);
+                    return Err(e);
                 }
             }
         }
         Ok(())
     }
 
-    /// Posts a request of this rank to itself.
-    fn post_alone(&self, state: &mut State, member: &Member, stream: &Stream) -> Result<()> {
-        known(&mut state.requests, member.key)?.poster.stream = None;
-        let bound = self.bind(state, member.key, member.lane, stream);
-        let posted = bound.and_then(|_| self.post_known(state, member.key));
-        if posted.is_err() {
-            self.restore_one(state, member, stream);
+    /// Prepares the puts of the requests of this rank to itself, so that they find room when they
+    /// are posted. The receives first: a large send holds the stream until its receive is posted.
+    fn bind_alone(&self, state: &mut State, stream: &Stream, posts: &mut Posts) -> Result<()> {
+        for receive in [true, false] {
+            for member in posts.members.iter().filter(|member| member.alone) {
+                if receives(state, member) != receive {
+                    continue;
+                }
+                let entry = known(&mut state.requests, member.key)?;
+                entry.poster.stream = None;
+                let at = At {
+                    rank: entry.peer,
+                    lane: member.lane,
+                };
+                self.bind(state, member.key, member.lane, stream)?;
+                let puts = known(&mut state.requests, member.key)?.newest_puts();
+                posts.made.extend(puts.iter().rev().map(|put| (at, *put)));
+            }
         }
-        posted
+        Ok(())
     }
 
     /// Collects the requests, and takes back the puts of those that were prepared for the stream:
@@ -341,7 +355,7 @@ impl Engine {
         let gathers = |member: &&Member| member.behind;
         let kernels = posts.members.iter().filter(gathers).count() as u32;
         if kernels > 0 {
-            plan.kernel_here();
+            plan.kernels_here(8 + 2 * kernels);
         }
         for part in &posts.back {
             part.add_to(&mut plan);
@@ -357,7 +371,7 @@ impl Engine {
         let alone = posts.members.iter().filter(|member| member.alone).count() as u32;
         /// Submissions of a request of this rank to itself, at most.
         const ALONE: u32 = 32;
-        let posted = match stream.check_room(8 + 2 * kernels + ALONE * alone) {
+        let posted = match stream.check_room(ALONE * alone) {
             Ok(()) => plan.post(stream, peers, kernel),
             Err(e) => Err(Error::from(e).into()),
         };

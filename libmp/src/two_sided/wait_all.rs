@@ -64,6 +64,8 @@ struct Claim {
     taken: Word64,
     word: Word64,
     params: Unpack<SEGMENTS>,
+    /// Submissions that scatter it, at most.
+    scatters: u32,
 }
 
 impl Engine {
@@ -285,6 +287,7 @@ impl Engine {
             taken: channel.taken(number).clone(),
             word: word.clone(),
             params: unpack(channel, common, receive, ends, false),
+            scatters: receive.packed.as_ref().map_or(0, |_| SCATTERS),
         });
         // A second wait for the same request finds it claimed.
         receive.state = ReceiveState::Claimed(stream.id());
@@ -305,7 +308,9 @@ impl Engine {
         }
         if let Some(last) = waits.claims.last() {
             plan.passed_by(&last.taken, word::threshold(last.of.number));
-            plan.kernel_here();
+            // The event behind all, and for each message a kernel and its scattering.
+            let launches = waits.claims.iter().map(|claim| 1 + claim.scatters);
+            plan.kernels_here(1 + launches.sum::<u32>());
         }
         let State {
             peers, requests, ..
@@ -315,15 +320,7 @@ impl Engine {
             true => None,
             false => Some(&launch),
         };
-        // The list, a kernel for each message, its scattering, and the event behind all.
-        let room = 4 + waits.claims.len() as u32 * (1 + SCATTERS);
-        let posted = match stream.check_room(room) {
-            Ok(()) => plan.post(stream, peers, kernel),
-            Err(e) => {
-                plan.undo(peers);
-                Err(Error::from(e).into())
-            }
-        };
+        let posted = plan.post(stream, peers, kernel);
         state.plan = plan.emptied();
         let Err(refusal) = posted else {
             return Ok(());
