@@ -38,9 +38,9 @@ pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 
 /// stream any more, even if work is in flight: the application may destroy the stream.
 ///
 /// A stream that waits executes nothing else and holds a hardware channel of its GPU: see
-/// [`Gpu::max_waiting_streams`]. On CUDA it accepts 1,000 submissions, on a software GPU 1,024 by
-/// default; more are refused with `QueueFull`, because they would block the caller. On a software
-/// GPU a stream that does not wait blocks the caller instead, until it has executed some of them.
+/// [`Gpu::max_waiting_streams`]. On CUDA it accepts 1,000 submissions; more are refused with
+/// `QueueFull`, because the driver would block the caller. On a software GPU any stream accepts
+/// 1,024 submissions by default; one more blocks the caller.
 ///
 /// ```
 /// use std::time::Duration;

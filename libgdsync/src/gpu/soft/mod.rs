@@ -110,9 +110,8 @@ pub(crate) fn window(region: &super::Region) -> Option<softgpu::Window> {
 pub struct SoftOptions {
     /// The capabilities of its streams.
     pub caps: Caps,
-    /// The maximum number of submissions on one stream, 1 to 1,048,576. A stream that waits refuses
-    /// a further submission with `QueueFull`; any other stream, and a stream with a bound below 64,
-    /// blocks the caller. Default: 1024.
+    /// The maximum number of submissions on one stream, 1 to 1,048,576; a further submission blocks
+    /// the caller. Default: 1024.
     pub stream_bound: usize,
     /// The number of hardware channels, at least 1: the number of waiting streams at which all
     /// other streams block. The library permits one waiting stream fewer. Default: 8.
@@ -140,10 +139,6 @@ impl Default for SoftOptions {
         }
     }
 }
-
-/// The least bound at which a waiting stream refuses submissions. One call takes several, which
-/// would never fit below it.
-const LEAST_BOUND: u32 = 64;
 
 /// The memory of a region.
 #[derive(Debug)]
@@ -216,7 +211,6 @@ pub(crate) struct SoftRuntime {
     engine: MachineId,
     caps: Caps,
     channels: usize,
-    stream_bound: usize,
     name: String,
 }
 
@@ -247,7 +241,6 @@ impl SoftRuntime {
             engine,
             caps: options.caps,
             channels: options.channels,
-            stream_bound: options.stream_bound,
             name: format!("soft {name}"),
         }))
     }
@@ -293,10 +286,8 @@ impl Runtime for SoftRuntime {
             channels,
             // If waiting streams hold all channels, no other stream progresses.
             streams: channels.saturating_sub(1).clamp(1, MOST_SLOTS),
-            // A full stream blocks the caller, which may be the one that its wait depends on.
-            submissions: u32::try_from(self.stream_bound)
-                .ok()
-                .filter(|bound| *bound >= LEAST_BOUND),
+            // A full stream blocks the caller, as its options say.
+            submissions: None,
         })
     }
 
