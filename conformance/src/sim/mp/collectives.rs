@@ -384,7 +384,7 @@ fn index(e: &mp::Error, start: u64) -> usize {
         .and_then(|(_, rest)| rest.split_once(' '));
     let number = number.and_then(|(number, _)| number.parse::<u64>().ok());
     let number = number.unwrap_or_else(|| panic!("no call is named: {e}"));
-    (number - start - 1) as usize
+    (number - u64::from(start as u32) - 1) as usize
 }
 
 /// Checks that results have the same bits.
