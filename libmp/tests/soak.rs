@@ -88,7 +88,7 @@ fn requests_that_only_streams_wait_for_need_bounded_memory() {
         .collect();
     let [a, b] = &sides[..] else { unreachable!() };
     // A turn is four requests: one message in each direction.
-    let requests = times("GDS_SOAK", 300_000);
+    let requests = times("GDS_SOAK", 1_500_000);
     let turns = requests.div_ceil(4).max(20 * SLOTS);
     let every = turns.div_ceil(1000);
     // Memory in flight varies: the minimum of each tenth of the run counts.
