@@ -3,14 +3,17 @@
 
 #[path = "common/heap.rs"]
 mod heap;
+#[path = "common/samples.rs"]
+mod samples;
 
 use std::time::Duration;
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Stream};
-use heap::{Counting, Held, times};
+use heap::{Counting, times};
 use mp::bootstrap::Local;
 use mp::{Context, Memory, Neighbour, Neighbourhood};
+use samples::Samples;
 
 #[global_allocator]
 static HEAP: Counting = Counting;
@@ -18,14 +21,6 @@ static HEAP: Counting = Counting;
 const LIMIT: Duration = Duration::from_secs(60);
 const LEN: usize = 3000;
 const DOUBLE: u32 = 7;
-/// As in `soak.rs`: queues of streams that double once or twice, and much less than one block, or
-/// ten bytes, per step.
-const BOUND: Held = Held {
-    bytes: 1 << 19,
-    blocks: 64,
-    files: 4,
-    maps: 8,
-};
 
 struct Side {
     ctx: Context,
@@ -73,9 +68,7 @@ fn steps_need_bounded_memory() {
     let ranks: Vec<_> = ranks.collect();
     let sides: Vec<Side> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
     let steps = times("GDS_SOAK", 50_000).div_ceil(10);
-    let every = steps.div_ceil(1000);
-    // Memory in flight varies: the minimum of each tenth of the run counts.
-    let mut tenths: [Option<Held>; 10] = [None; 10];
+    let mut samples = Samples::of(steps);
     for step in 0..steps {
         for at in 0..2 {
             for side in &sides {
@@ -86,11 +79,7 @@ fn steps_need_bounded_memory() {
                 side.halos[at].wait_on(&side.stream).unwrap();
             }
         }
-        if step % every == 0 {
-            let least = &mut tenths[(step * 10 / steps) as usize];
-            let now = Held::now();
-            *least = Some(least.map_or(now, |held| held.least(now)));
-        }
+        samples.sample(step);
     }
     for side in &sides {
         side.ctx.synchronize(&side.stream, LIMIT).unwrap();
@@ -105,10 +94,6 @@ fn steps_need_bounded_memory() {
         }
         assert_eq!(side.halos[0].step(), steps);
     }
-    println!("{steps} steps: {tenths:#?}");
-    let early = tenths[1].expect("a sample was taken");
-    for later in &tenths[2..] {
-        let grew = later.expect("a sample was taken").since(early);
-        assert!(grew.within(BOUND), "it grew by {grew:?} from {early:?}");
-    }
+    println!("{steps} steps: {samples:#?}");
+    samples.check();
 }

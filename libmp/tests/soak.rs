@@ -3,14 +3,17 @@
 
 #[path = "common/heap.rs"]
 mod heap;
+#[path = "common/samples.rs"]
+mod samples;
 
 use std::time::{Duration, Instant};
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Stream};
-use heap::{Counting, Held, times};
+use heap::{Counting, times};
 use mp::bootstrap::Local;
 use mp::{Context, Memory};
+use samples::Samples;
 
 #[global_allocator]
 static HEAP: Counting = Counting;
@@ -21,14 +24,6 @@ const EAGER: usize = 64;
 const LONG: u64 = 8;
 const SLOT: usize = 128;
 const SLOTS: u64 = 64;
-/// The most that the last sample may exceed the first: queues of streams that double once or twice
-/// when the CPU runs further ahead, and much less than one block, or two bytes, per request.
-const BOUND: Held = Held {
-    bytes: 1 << 19,
-    blocks: 64,
-    files: 4,
-    maps: 8,
-};
 
 struct Side {
     ctx: Context,
@@ -90,20 +85,14 @@ fn requests_that_only_streams_wait_for_need_bounded_memory() {
     // A turn is four requests: one message in each direction.
     let requests = times("GDS_SOAK", 1_500_000);
     let turns = requests.div_ceil(4).max(20 * SLOTS);
-    let every = turns.div_ceil(1000);
-    // Memory in flight varies: the minimum of each tenth of the run counts.
-    let mut tenths: [Option<Held>; 10] = [None; 10];
+    let mut samples = Samples::of(turns);
     let start = Instant::now();
     for i in 0..turns {
         a.send(i);
         b.receive(i);
         b.send(i);
         a.receive(i);
-        if i % every == 0 {
-            let least = &mut tenths[(i * 10 / turns) as usize];
-            let now = Held::now();
-            *least = Some(least.map_or(now, |held| held.least(now)));
-        }
+        samples.sample(i);
     }
     let took = start.elapsed();
     for side in &sides {
@@ -118,10 +107,6 @@ fn requests_that_only_streams_wait_for_need_bounded_memory() {
             assert_eq!(got[at..][..len], expected[at..][..len], "message {i}");
         }
     }
-    println!("{} requests in {took:?}: {tenths:#?}", 4 * turns);
-    let early = tenths[1].expect("a sample was taken");
-    for later in &tenths[2..] {
-        let grew = later.expect("a sample was taken").since(early);
-        assert!(grew.within(BOUND), "it grew by {grew:?} from {early:?}");
-    }
+    println!("{} requests in {took:?}: {samples:#?}", 4 * turns);
+    samples.check();
 }
