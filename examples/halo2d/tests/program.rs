@@ -4,10 +4,7 @@
 #[path = "../../tests/shared/mod.rs"]
 mod shared;
 
-use std::fs;
-use std::process::Stdio;
-
-use shared::{alone, fails, launch, running, threads, well};
+use shared::{alone, fails, killed_rank_is_named, launch, threads, well};
 
 const HALO2D: &str = env!("CARGO_BIN_EXE_halo2d");
 
@@ -78,18 +75,5 @@ fn killed_rank_ends_the_others_with_an_error_that_names_it() {
     let _alone = alone();
     // More iterations than can complete.
     let arguments = ["--iters", "1000000000", "--size", "96x16"];
-    let (mut ranks, folder) = running(HALO2D, &arguments, 3, |command| {
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
-    });
-    ranks[1].0.kill().unwrap();
-    for survivor in [2, 0] {
-        let mut rank = ranks.remove(survivor);
-        let stderr = rank.0.stderr.take().unwrap();
-        // The output ends when the process ends, which is bounded by the time limits of the start
-        // and of messages.
-        let said = std::io::read_to_string(stderr).unwrap();
-        assert!(!rank.0.wait().unwrap().success());
-        assert!(said.contains("rank 1"), "rank {survivor}: {said}");
-    }
-    fs::remove_dir_all(&folder).unwrap();
+    killed_rank_is_named(HALO2D, &arguments, 3, 1);
 }

@@ -3,8 +3,6 @@
 #[path = "../../tests/shared/mod.rs"]
 mod shared;
 
-use std::fs;
-use std::process::Stdio;
 use std::time::Duration;
 
 use halo3d::Config;
@@ -12,7 +10,7 @@ use mp::bootstrap::Local;
 use mp::gdsync::Gpu;
 use mp::{Context, Kind, Result};
 use mp_examples::grid::Grid;
-use shared::{alone, launch, running, text};
+use shared::{alone, killed_rank_is_named, launch, text};
 
 const HALO3D: &str = env!("CARGO_BIN_EXE_halo3d");
 const LIMIT: Duration = Duration::from_secs(60);
@@ -96,16 +94,5 @@ fn halo3d_on_processes() {
 fn killed_rank_ends_the_others_with_an_error_that_names_it() {
     let _alone = alone();
     let arguments = ["--steps", "1000000000"]; // more than can complete
-    let (mut ranks, folder) = running(HALO3D, &arguments, 3, |command| {
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
-    });
-    ranks[1].0.kill().unwrap();
-    for survivor in [2, 0] {
-        let mut rank = ranks.remove(survivor);
-        let stderr = rank.0.stderr.take().unwrap();
-        let said = std::io::read_to_string(stderr).unwrap();
-        assert!(!rank.0.wait().unwrap().success());
-        assert!(said.contains("rank 1"), "rank {survivor}: {said}");
-    }
-    fs::remove_dir_all(&folder).unwrap();
+    killed_rank_is_named(HALO3D, &arguments, 3, 1);
 }

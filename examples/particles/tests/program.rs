@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use std::{fs, thread};
 
-use shared::{alone, fails, launch, running, threads, well};
+use shared::{alone, fails, killed_rank_is_named, launch, threads, well};
 
 const PARTICLES: &str = env!("CARGO_BIN_EXE_particles");
 
@@ -91,19 +91,5 @@ fn ten_thousand_steps_run_in_bounded_memory() {
 fn killed_rank_ends_the_others_with_an_error_that_names_it() {
     let _alone = alone();
     let arguments = ["--steps", "1000000000", "--no-serial"]; // more than can complete
-    let (mut ranks, folder) = running(PARTICLES, &arguments, 8, |command| {
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
-    });
-    ranks[5].0.kill().unwrap();
-    let dead = ranks.remove(5);
-    let said: Vec<String> = ranks
-        .iter_mut()
-        .map(|rank| std::io::read_to_string(rank.0.stderr.take().unwrap()).unwrap())
-        .collect();
-    for (mut rank, said) in ranks.into_iter().zip(said) {
-        assert!(!rank.0.wait().unwrap().success());
-        assert!(said.contains("rank 5"), "{said}");
-    }
-    drop(dead);
-    fs::remove_dir_all(&folder).unwrap();
+    killed_rank_is_named(PARTICLES, &arguments, 8, 5);
 }

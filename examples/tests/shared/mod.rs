@@ -1,5 +1,5 @@
 //! The start of a program as users start it, by mprun or with all ranks as threads, and the checks
-//! of its output. The tests of halo2d use this file, too.
+//! of its output. The tests of halo2d, halo3d and particles use this file, too.
 
 #![allow(dead_code)] // No test uses all of it.
 
@@ -131,4 +131,25 @@ pub fn running(
         assert!(ended.is_none(), "a rank ended by itself");
     }
     (ranks, folder)
+}
+
+/// Kills one rank of a running program: all others end with an error that names it.
+pub fn killed_rank_is_named(program: &str, arguments: &[&str], size: u32, killed: usize) {
+    let (mut ranks, folder) = running(program, arguments, size, |command| {
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+    });
+    ranks[killed].0.kill().unwrap();
+    let dead = ranks.remove(killed);
+    // The output ends when the process ends, which is bounded by the time limits of the start and
+    // of messages.
+    let said: Vec<String> = ranks
+        .iter_mut()
+        .map(|rank| std::io::read_to_string(rank.0.stderr.take().unwrap()).unwrap())
+        .collect();
+    for (mut rank, said) in ranks.into_iter().zip(said) {
+        assert!(!rank.0.wait().unwrap().success());
+        assert!(said.contains(&format!("rank {killed}")), "{said}");
+    }
+    drop(dead);
+    fs::remove_dir_all(&folder).unwrap();
 }
