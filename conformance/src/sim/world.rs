@@ -75,6 +75,12 @@ impl Pause {
             lasts: Duration::from_nanos(rng.u64(0..longest)),
         }
     }
+
+    /// Draws up to three pauses.
+    pub fn draw_some(rng: &mut Rng, ranks: usize) -> Rc<[Pause]> {
+        let some = 0..rng.usize(0..4);
+        some.map(|_| Pause::draw(rng, ranks)).collect()
+    }
 }
 
 /// A rank's GPU and NIC.

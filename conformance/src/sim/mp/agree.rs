@@ -69,9 +69,7 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     dying.truncate(rng.usize(0..ranks));
     let deaths = dying.into_iter().map(|rank| Death::draw(&mut rng, rank));
     let deaths: Rc<[Death]> = deaths.collect();
-    let pauses: Rc<[Pause]> = (0..rng.usize(0..4))
-        .map(|_| Pause::draw(&mut rng, ranks))
-        .collect();
+    let pauses = Pause::draw_some(&mut rng, ranks);
     let job = Job::new(seed, ranks as u32, Settings::draw(&mut rng));
     let answers = Rc::new(RefCell::new(Vec::new()));
     let (plan, all) = (Rc::clone(&deaths), Rc::clone(&answers));

@@ -45,9 +45,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
         channels: (setup.tags as usize + 2).max(4),
         ..settings
     };
-    let pauses: Rc<[Pause]> = (0..rng.usize(0..4))
-        .map(|_| Pause::draw(&mut rng, setup.ranks as usize))
-        .collect();
+    let pauses = Pause::draw_some(&mut rng, setup.ranks as usize);
     let together = rng.bool();
     // If only one rank sends, the receivers start late.
     let behind = Duration::from_nanos(match setup.one_way {

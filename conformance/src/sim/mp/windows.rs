@@ -130,9 +130,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     let settings = Settings::draw(&mut rng);
     let program = Rc::new(Program::draw(seed, &mut rng));
     let ranks = program.ranks;
-    let pauses: Rc<[Pause]> = (0..rng.usize(0..4))
-        .map(|_| Pause::draw(&mut rng, ranks))
-        .collect();
+    let pauses = Pause::draw_some(&mut rng, ranks);
     let job = Job::new(seed, ranks as u32, settings).on_a_wire(faults);
     play(seed, ranks, move |rank| {
         let member = job.join(&rank);
