@@ -181,7 +181,7 @@ pub(super) fn unexpected(peers: &Peers, tag: u32, from: u32) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::request::entry::{Common, Incoming};
-    use crate::two_sided::receive::ANYBODY;
+    use crate::two_sided::receive::ANY_RANK;
 
     #[test]
     fn receives_keep_their_order_and_released_ones_are_removed() {
@@ -190,7 +190,7 @@ mod tests {
         requests.reserve(&gpu).unwrap();
         let mut post = |tag| {
             let operation = Operation::Receive(Incoming::default());
-            let common = Common::new(ANYBODY, tag, &[]);
+            let common = Common::new(ANY_RANK, tag, &[]);
             requests.put(Entry { common, operation })
         };
         let keys = [post(1), post(2), post(1)];

@@ -7,7 +7,7 @@ use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::Target;
 use super::post::{POST, unposted};
-use super::receive::{ANYBODY, advertise};
+use super::receive::{ANY_RANK, advertise};
 use super::spec::On;
 use super::state::{Guard, State, closed, known};
 use crate::error::{Error, Kind, Result};
@@ -40,7 +40,7 @@ impl Engine {
             true => Target::Recv(tag),
             false => Target::Send(tag),
         };
-        if matches!(rank, ANYBODY | NULL_RANK) || entry.poster.stream.is_some() {
+        if matches!(rank, ANY_RANK | NULL_RANK) || entry.poster.stream.is_some() {
             let lane = entry.poster.lane;
             return Ok((state, lane));
         }
@@ -78,7 +78,7 @@ impl Engine {
             lane,
             stream: Some(stream.downgrade()),
         };
-        if matches!(rank, ANYBODY | NULL_RANK) {
+        if matches!(rank, ANY_RANK | NULL_RANK) {
             entry.poster = poster;
             return Ok(true);
         }

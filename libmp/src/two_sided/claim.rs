@@ -9,7 +9,7 @@ use super::engine::Engine;
 use super::packed::{SCATTERS, arrival, scatter_on};
 use super::peer::Target;
 use super::progress::arrived;
-use super::receive::{ANYBODY, ask_reached};
+use super::receive::{ANY_RANK, ask_reached};
 use super::spec::On;
 use super::state::{Guard, State, known};
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ impl Engine {
         stream: &Stream,
     ) -> Result<()> {
         let rank = known(&mut state.requests, key)?.peer;
-        if rank == ANYBODY {
+        if rank == ANY_RANK {
             return self.claim_now(&mut state, key, stream, 0);
         }
         let on = On::Stream(stream, None);

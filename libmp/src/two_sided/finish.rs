@@ -9,7 +9,7 @@ use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::{Cause, Failure, Peer};
 use super::progress::arrived;
-use super::receive::{ANYBODY, ask_reached, check_ready_order};
+use super::receive::{ANY_RANK, ask_reached, check_ready_order};
 use super::state::{State, known};
 use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
@@ -418,7 +418,7 @@ impl Engine {
         let entry = known(&mut state.requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
         let unposted = entry.is_prepared();
-        let numbered = !matches!(entry.peer, ANYBODY | NULL_RANK);
+        let numbered = !matches!(entry.peer, ANY_RANK | NULL_RANK);
         if !numbered && (unposted || entry.is_unmatched()) {
             state.matcher.remove(key);
             self.finish(state, key, Status::CANCELLED, 0);

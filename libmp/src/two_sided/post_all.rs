@@ -11,7 +11,7 @@ use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::Target;
 use super::post::{POST, unposted};
-use super::receive::{ANYBODY, advertise, check_ready_order};
+use super::receive::{ANY_RANK, advertise, check_ready_order};
 use super::send::{announce, direct, plain, unstamped};
 use super::spec::On;
 use super::state::{State, closed, known};
@@ -202,7 +202,7 @@ impl Engine {
                 true => entry.poster.lane,
                 false => own,
             };
-            let (mut alone, numbered) = (false, !matches!(rank, ANYBODY | NULL_RANK));
+            let (mut alone, numbered) = (false, !matches!(rank, ANY_RANK | NULL_RANK));
             if numbered {
                 if !bound {
                     lane = state.open_lane(rank, lane, target);
@@ -233,7 +233,7 @@ impl Engine {
         for at in 0..posts.members.len() {
             let member = &posts.members[at];
             let (key, rank) = (member.key, known(&mut state.requests, member.key)?.peer);
-            if member.alone || matches!(rank, ANYBODY | NULL_RANK) {
+            if member.alone || matches!(rank, ANY_RANK | NULL_RANK) {
                 continue;
             }
             let receive = receives(state, member);
@@ -425,11 +425,11 @@ impl Engine {
                 Operation::Receive(receive) => {
                     receive.reached = mark;
                     receive.state = match rank {
-                        ANYBODY => ReceiveState::Unmatched,
+                        ANY_RANK => ReceiveState::Unmatched,
                         _ => ReceiveState::Posted,
                     };
                     let put = member.last.map(|put| (common.poster.lane, put));
-                    if rank == ANYBODY {
+                    if rank == ANY_RANK {
                         state.matcher.add(key);
                     } else if let (Some(put), Ok((common, _, channel, _))) =
                         (put, state.incoming(key))
@@ -488,7 +488,7 @@ impl Part {
 /// Whether the stream stores a mark for a receive.
 fn is_marked(state: &State, member: &Member) -> bool {
     let peer = state.requests.get(member.key).map(|entry| entry.peer);
-    let any = peer == Some(ANYBODY) || state.reached.marks_receives();
+    let any = peer == Some(ANY_RANK) || state.reached.marks_receives();
     any && peer != Some(NULL_RANK) && receives(state, member)
 }
 

@@ -21,7 +21,7 @@ use crate::wire::word::{self, WordKind};
 pub(super) const PREPARE: &str = "prepare receive";
 
 /// The rank in a receive from any rank that has no match.
-pub(crate) const ANYBODY: u32 = u32::MAX;
+pub(crate) const ANY_RANK: u32 = u32::MAX;
 
 impl Engine {
     /// Numbers a receive, and posts it if `post` is set.
@@ -51,7 +51,7 @@ impl Engine {
             len,
             large,
             timeout: spec.timeout,
-            ..Common::new(ANYBODY, spec.tag, segments)
+            ..Common::new(ANY_RANK, spec.tag, segments)
         };
         let receive = || Incoming {
             staging: staging.clone().filter(|_| spec.packed.is_none()),
@@ -163,7 +163,7 @@ impl Engine {
 
     pub(super) fn post_recv(&self, state: &mut State, key: RequestKey) -> Result<()> {
         let entry = known(&mut state.requests, key)?;
-        if entry.peer == ANYBODY {
+        if entry.peer == ANY_RANK {
             let mark = match &entry.poster.stream {
                 Some(stream) => {
                     let mark = state.reached.mark_on(stream)?;

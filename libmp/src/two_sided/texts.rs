@@ -12,7 +12,7 @@ use super::engine::Engine;
 use super::liveness::Life;
 use super::null::NULL_RANK;
 use super::peer::{Cause, Failure, Peer, Peers};
-use super::receive::ANYBODY;
+use super::receive::ANY_RANK;
 use super::state::State;
 use crate::error::{Error, Kind, time};
 use crate::request::collective::TeamFailure;
@@ -51,7 +51,7 @@ impl Entry {
         Name {
             receive: self.is_receive(),
             one_sided: self.action(),
-            peer: (self.peer != ANYBODY).then_some(self.peer),
+            peer: (self.peer != ANY_RANK).then_some(self.peer),
             tag: self.tag,
             number: self.number,
             size: self.len,
@@ -357,7 +357,7 @@ impl Engine {
     /// The text for a failure.
     pub(crate) fn fault_text(&self, state: &State, fault: &Fault) -> String {
         let name = fault.name;
-        let rank = name.peer.unwrap_or(ANYBODY);
+        let rank = name.peer.unwrap_or(ANY_RANK);
         let failure = state.peers.get(rank).and_then(Peer::failure);
         match (&fault.why, failure) {
             (Why::Own(text), _) => format!("{name}: {text}"),

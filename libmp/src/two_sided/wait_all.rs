@@ -10,7 +10,7 @@ use super::engine::Engine;
 use super::packed::{SCATTERS, arrival, scatter_on};
 use super::peer::Target;
 use super::progress::arrived;
-use super::receive::ANYBODY;
+use super::receive::ANY_RANK;
 use super::spec::On;
 use super::state::{State, known};
 use crate::error::{Error, Kind, Result};
@@ -96,7 +96,7 @@ impl Engine {
         let mut state = self.lock();
         let posted = |entry: &&Entry| {
             let state = entry.receive().map(|receive| receive.state);
-            state == Some(ReceiveState::Posted) && entry.peer != ANYBODY
+            state == Some(ReceiveState::Posted) && entry.peer != ANY_RANK
         };
         let Some(rank) = state.requests.get(key).filter(posted).map(|e| e.peer) else {
             return Ok(());
