@@ -192,7 +192,7 @@ impl Neighbours {
 }
 
 impl Neighbourhood {
-    /// The ranks of the neighbours that are other ranks, in the order in which they were added.
+    /// The other ranks that are neighbours, ascending, each once.
     pub fn neighbours(&self) -> impl Iterator<Item = u32> + '_ {
         self.exchange.board.sides.iter().map(|side| side.rank)
     }

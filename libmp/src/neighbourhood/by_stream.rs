@@ -300,7 +300,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Prepares the data of a step and the word behind it, to each neighbour; notes the last puts.
+    /// Prepares the data of a step and the word behind it, to each peer; notes the last puts.
     pub(super) fn prepare_data(
         &self,
         x: &Exchange,
@@ -315,11 +315,12 @@ impl Engine {
             let Some(at) = open.at(side.rank) else {
                 continue;
             };
+            for data in &port.data {
+                let (from, to) = (data.from.iter().map(Slice::piece), data.to[parity(step)]);
+                open.prepare(plan, at, |batch| batch.put(from, to))?;
+            }
             let arrived = port.arrived[parity(step)];
             let put = open.prepare(plan, at, |batch| {
-                if let Some(to) = port.data[parity(step)] {
-                    batch.put(port.from.iter().map(Slice::piece), to)?;
-                }
                 batch.announce(&step.to_le_bytes(), arrived)
             })?;
             last.puts[i] = Some((at.lane, put));

@@ -11,7 +11,7 @@ use super::join::sizes;
 use super::spec::{BUILD, Neighbour, check};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Moves, Pieces, moves_of};
-use crate::path::{Keys, Path, Remote, Rights, Span};
+use crate::path::{Keys, Remote, Rights, Span};
 use crate::region::{Memory, Slice, Strided};
 use crate::request::step::{Board, Side, before};
 use crate::request::table::RequestKey;
@@ -19,18 +19,26 @@ use crate::two_sided::engine::Engine;
 use crate::wire::control::Neighbour as Named;
 use crate::wire::record::Record;
 
-/// Bytes of a word, and number of words of a neighbour: ready and arrival, by parity of the step.
+/// Bytes of a word, and number of words of a peer: ready and arrival, by parity of the step.
 const WORD: usize = 8;
 const WORDS: usize = 4;
 /// Alignment of the bytes of a neighbour in library memory.
 const ALIGN: usize = 64;
 
-/// What this rank puts to a neighbour, and to which places. The indices are parities of steps.
+/// What this rank puts to a peer, and to which places. The indices are parities of steps. All
+/// neighbours that are the same peer share its words: one ready word and one arrival for all data.
 pub(super) struct Port {
     pub ready: [Span; 2],
     pub arrived: [Span; 2],
-    pub data: [Option<Span>; 2],
-    /// The bytes that are sent, which the NIC gathers.
+    /// The data of each neighbour that is sent any.
+    pub data: Vec<Data>,
+}
+
+/// The data that a neighbour is sent.
+pub(super) struct Data {
+    /// The places, by parity of the step.
+    pub to: [Span; 2],
+    /// The bytes, which the NIC gathers.
     pub from: Vec<Slice>,
 }
 
@@ -75,7 +83,7 @@ pub(super) struct Calls {
 
 /// A neighbourhood.
 pub(crate) struct Exchange {
-    /// The neighbours that are other ranks, in the order of `ports`.
+    /// The peers, in the order of `ports`: the neighbours that are other ranks.
     pub board: Arc<Board>,
     pub(super) ports: Vec<Port>,
     /// Steps that may be ready and not waited for: 2 with double buffering.
@@ -158,8 +166,11 @@ impl Engine {
         double: bool,
     ) -> Result<Exchange> {
         let all = check(self, neighbours)?;
-        let (own, others): (Vec<_>, Vec<_>) =
+        let (own, mut others): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|one| one.rank == self.rank);
+        // The neighbours of a peer are one after the other.
+        others.sort_by_key(|one| one.rank);
+        let of_peers = || others.chunk_by(|a, b| a.rank == b.rank);
         let (mut landing, mut packing) = (Layout::default(), Layout::default());
         let mut place = |one: &Neighbour| Staged {
             landing: match one.direct() {
@@ -179,7 +190,7 @@ impl Engine {
         let staged: Vec<Staged> = others.iter().chain(&own).map(&mut place).collect();
         let landing = landing.alloc(self, Rights::Write)?;
         let packing = packing.alloc(self, Rights::Source)?;
-        let words = self.words(others.len())?;
+        let words = self.words(of_peers().count())?;
 
         let (mut pack, mut unpack) = (Vec::new(), Vec::new());
         for (one, staged) in others.iter().chain(&own).zip(&staged) {
@@ -193,12 +204,24 @@ impl Engine {
         let staged_own = &staged[others.len()..];
         self.move_to_itself(&mut pack, &own, staged_own, &landing)?;
 
-        let mine = others.iter().zip(&staged).enumerate();
-        let mine = mine.map(|(at, (one, staged))| self.side(one, staged, at, &words, &landing));
+        let words_of = of_peers().enumerate();
+        let words_of = words_of.flat_map(|(at, peer)| peer.iter().map(move |_| at));
+        let mine = others.iter().zip(&staged).zip(words_of);
+        let mine = mine.map(|((one, staged), at)| self.side(one, staged, at, &words, &landing));
         let theirs = self.join_neighbours(&others, mine.collect())?;
-        let ports = others.iter().zip(&staged).zip(&theirs);
-        let ports = ports.map(|((one, staged), side)| self.port(one, staged, side, &packing));
-        let ports = ports.collect::<Result<Vec<Port>>>()?;
+        let (mut sides, mut ports) = (Vec::<Side>::new(), Vec::<Port>::new());
+        for ((one, staged), named) in others.iter().zip(&staged).zip(&theirs) {
+            if sides.last().is_none_or(|side| side.rank != one.rank) {
+                let word = |i| words.region().word64((WORDS * sides.len() + i) * WORD);
+                let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+                sides.push(Side::new(one.rank, [one.send, one.receive], words));
+                ports.push(self.port(one, named)?);
+            }
+            if let Some((side, port)) = sides.last_mut().zip(ports.last_mut()) {
+                side.add([one.sends(), one.receives()]);
+                port.data.extend(self.data(one, staged, named, &packing)?);
+            }
+        }
 
         let in_gpu = |memory: &Memory| memory.region().kind() == MemoryKind::Device;
         let landings = others.iter().zip(&staged);
@@ -212,13 +235,6 @@ impl Engine {
         let pieces = pieces.flat_map(|one| one.sent.iter().chain(&one.received));
         let mut memory: Vec<Memory> = pieces.map(|piece| piece.memory().clone()).collect();
         memory.extend([landing, packing, words.clone()]);
-        let sides = others.iter().enumerate().map(|(at, one)| {
-            let word = |i| words.region().word64((WORDS * at + i) * WORD);
-            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-            let bytes = [one.sends(), one.receives()];
-            Ok(Side::new(one.rank, [one.send, one.receive], bytes, words))
-        });
-        let sides = sides.collect::<Result<Vec<_>>>()?;
         let passed = self.gpu.alloc(MemoryKind::Pinned, ALIGN)?.word64(0)?;
         passed.store(0)?;
         Ok(Exchange {
@@ -232,18 +248,18 @@ impl Engine {
         })
     }
 
-    /// The words of this many neighbours.
-    fn words(&self, neighbours: usize) -> Result<Memory> {
-        let len = (neighbours * WORDS * WORD).max(ALIGN);
+    /// The words of this many peers.
+    fn words(&self, peers: usize) -> Result<Memory> {
+        let len = (peers * WORDS * WORD).max(ALIGN);
         let words = Memory::new(self.paths.pinned(len, Rights::Words)?);
-        for at in 0..neighbours * WORDS {
+        for at in 0..peers * WORDS {
             let word = words.region().word64(at * WORD)?;
             word.store(before(at % 2))?;
         }
         Ok(words)
     }
 
-    /// This rank's side, for the neighbour.
+    /// This rank's side, for the neighbour; `at`: the position of the peer.
     fn side(
         &self,
         one: &Neighbour,
@@ -271,44 +287,45 @@ impl Engine {
         }
     }
 
-    /// The places at a neighbour, from its side.
-    fn port(
+    /// The words of a peer, from the side of its first neighbour.
+    fn port(&self, one: &Neighbour, side: &Named) -> Result<Port> {
+        let words = || -> Result<[Span; WORDS]> {
+            let words = Remote::any(self.paths.to(one.rank), &side.words_block)?;
+            let word = |i: usize| words.span(side.words as usize + i * WORD, WORD);
+            Ok([word(0)?, word(1)?, word(2)?, word(3)?])
+        };
+        let [even, odd, even_data, odd_data] = words().map_err(|e| too_short(one, &e))?;
+        Ok(Port {
+            ready: [even, odd],
+            arrived: [even_data, odd_data],
+            data: Vec::new(),
+        })
+    }
+
+    /// The data for a neighbour, from its side; `None` if it is sent none.
+    fn data(
         &self,
         one: &Neighbour,
         staged: &Staged,
         side: &Named,
         packing: &Memory,
-    ) -> Result<Port> {
-        let path: Path = self.paths.to(one.rank);
-        let named = || -> Result<([Span; WORDS], [Option<Span>; 2])> {
-            let words = Remote::any(path, &side.words_block)?;
-            let word = |i: usize| words.span(side.words as usize + i * WORD, WORD);
-            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-            if one.sends() == 0 {
-                return Ok((words, [None; 2]));
-            }
-            let landing = Remote::any(path, &side.landing_block)?;
-            let span = |at: u64| landing.span(at as usize, one.sends() as usize).map(Some);
-            Ok((words, [span(side.landing[0])?, span(side.landing[1])?]))
+    ) -> Result<Option<Data>> {
+        let len = one.sends() as usize;
+        if len == 0 {
+            return Ok(None);
+        }
+        let places = || -> Result<[Span; 2]> {
+            let landing = Remote::any(self.paths.to(one.rank), &side.landing_block)?;
+            let place = |at: u64| landing.span(at as usize, len);
+            Ok([place(side.landing[0])?, place(side.landing[1])?])
         };
-        let ([even, odd, even_data, odd_data], data) = named().map_err(|e| {
-            let what = format!("{} named memory that is too short: {e}", one.name());
-            one.error(Kind::Protocol, what)
-        })?;
+        let to = places().map_err(|e| too_short(one, &e))?;
+        let pieces = |piece: &Strided| piece.pieces().to_vec();
         let from = match staged.packing {
-            Some(at) => vec![packing.slice(at, one.sends() as usize)?],
-            None => one
-                .sent
-                .iter()
-                .flat_map(|piece| piece.pieces().to_vec())
-                .collect(),
+            Some(at) => vec![packing.slice(at, len)?],
+            None => one.sent.iter().flat_map(pieces).collect(),
         };
-        Ok(Port {
-            ready: [even, odd],
-            arrived: [even_data, odd_data],
-            data,
-            from,
-        })
+        Ok(Some(Data { to, from }))
     }
 
     /// Adds the moves of the data that this rank sends to itself.
@@ -347,6 +364,12 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// The error of a side that names memory without room.
+fn too_short(one: &Neighbour, e: &Error) -> Error {
+    let what = format!("{} named memory that is too short: {e}", one.name());
+    one.error(Kind::Protocol, what)
 }
 
 /// Adds the moves of pieces whose contiguous bytes begin at `at`.

@@ -1,8 +1,9 @@
 //! Steps of an exchange with neighbours: the words by which the neighbours synchronise, and the
 //! record of a step that a stream or the CPU executes.
 //!
-//! Each neighbour stores the number of a step into two words of this rank: *ready* when it may be
-//! sent the data of the step, *arrived* behind its own data. Successive steps use different words,
+//! Each peer stores the number of a step into two words of this rank: *ready* when it may be sent
+//! the data of the step, *arrived* behind its own data. A peer can be several neighbours, which
+//! share the words. Successive steps use different words,
 //! because the words of two steps may be in flight on different lanes. A step that lacks a word of a
 //! neighbour that was given up has failed: the library stores a value into all words of this
 //! neighbour that releases the waits of this step and of all later ones.
@@ -31,14 +32,16 @@ pub(crate) fn reached(word: &Word64, step: u64) -> bool {
     word.load().unwrap_or(0).wrapping_sub(step) as i64 >= 0
 }
 
-/// A neighbour that is another rank.
+/// The neighbours that are the same other rank.
 #[derive(Debug)]
 pub(crate) struct Side {
     pub rank: u32,
-    /// The tags under which this rank sends to it and receives from it.
+    /// The number of neighbours.
+    pub neighbours: u64,
+    /// The tags under which this rank sends to the first of them and receives from it.
     pub send: u32,
     pub receive: u32,
-    /// The bytes that a step sends to it and receives from it.
+    /// The bytes that a step sends to all of them and receives from them.
     pub bytes: [u64; 2],
     /// It may be sent the data of a step. By parity of the step, as all arrays of two.
     pub ready: [Word64; 2],
@@ -50,17 +53,26 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    pub fn new(rank: u32, [send, receive]: [u32; 2], bytes: [u64; 2], words: [Word64; 4]) -> Side {
+    /// A side without neighbours; `tags` are those of the first.
+    pub fn new(rank: u32, tags: [u32; 2], words: [Word64; 4]) -> Side {
         let [even, odd, even_data, odd_data] = words;
         Side {
             rank,
-            send,
-            receive,
-            bytes,
+            neighbours: 0,
+            send: tags[0],
+            receive: tags[1],
+            bytes: [0; 2],
             ready: [even, odd],
             arrived: [even_data, odd_data],
             lost: AtomicU64::new(u64::MAX),
         }
+    }
+
+    /// Adds a neighbour, with the bytes that a step sends to it and receives from it.
+    pub fn add(&mut self, [sent, received]: [u64; 2]) {
+        self.neighbours += 1;
+        self.bytes[0] += sent;
+        self.bytes[1] += received;
     }
 
     /// Whether a step failed because the neighbour was given up.
@@ -217,7 +229,7 @@ mod tests {
         }
         let passed = word(4);
         passed.store(0).unwrap();
-        let sides = vec![Side::new(3, [1, 2], [0; 2], words)];
+        let sides = vec![Side::new(3, [1, 2], words)];
         Arc::new(Board::new(sides, passed, Vec::new()))
     }
 

@@ -72,7 +72,7 @@ impl Engine {
             let here = |side: &&Side| !side.is_lost(step.number);
             for side in step.board.sides.iter().filter(here) {
                 if let Some(peer) = peers.get_mut(side.rank) {
-                    peer.counts.steps += 1;
+                    peer.counts.steps += side.neighbours;
                     peer.counts.exchanged(side.bytes);
                 }
             }
