@@ -137,7 +137,6 @@ impl Engine {
 
     /// Makes a stream wait for a request.
     pub fn wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
-        uncaptured(stream, "wait on stream")?;
         let mut new = true;
         self.with_room(|| self.try_wait_on(key, stream, std::mem::take(&mut new)))
     }
@@ -157,15 +156,21 @@ impl Engine {
         let Some(entry) = state.requests.get(key) else {
             return Err(Error::unknown_request(OPERATION));
         };
+        let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+        let in_flight = entry.in_flight().filter(|_| poster.is_some());
+        if in_flight.is_none() {
+            // The wait for a put checks this itself, before anything is enqueued: a call of the
+            // driver less.
+            uncaptured(stream, OPERATION)?;
+        }
         if entry.is_prepared() {
             return Err(Error::unposted(OPERATION));
         }
         if entry.status().is_some() {
             return self.answer(OPERATION, &mut state, key).map(drop);
         }
-        let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
-        match (&entry.operation, entry.in_flight()) {
-            (_, Some(put)) if poster.is_some() => {
+        match (&entry.operation, in_flight) {
+            (_, Some(put)) => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);
                 let flush = entry.lands_in_device();
                 let peer = state.peers.get_mut(rank);

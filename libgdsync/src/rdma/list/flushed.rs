@@ -7,7 +7,10 @@ use std::sync::{Arc, MutexGuard};
 
 use gds_step::Mutex;
 
-use super::{Descriptor, Held, Scratch, hold, lower_one, lower_send, lower_wait};
+use super::{
+    Descriptor, Held, Scratch, are_sends_of_one, hold, lower_one, lower_run, lower_sends,
+    lower_wait,
+};
 use crate::error::Result;
 use crate::gpu::{Proof, Stream, no_consistency};
 use crate::memop::Caps;
@@ -146,8 +149,8 @@ pub(super) fn lower_all<'q>(
     held: &mut Held<'q>,
 ) -> Result<()> {
     if matches!(by, By::Stream) {
-        let mut each = list.iter();
-        return each.try_for_each(|d| lower_one(stream, queues, d, s, held));
+        let mut runs = list.chunk_by(are_sends_of_one);
+        return runs.try_for_each(|run| lower_run(stream, queues, run, s, held));
     }
     let mut wanted = false;
     for descriptor in list {
@@ -186,7 +189,7 @@ fn flush<'q>(
         let read = one.prepare()?;
         let queue = queues.given.len() + i;
         let state = hold(queues, queue, held);
-        lower_send(stream, (queue, &one.qp, state), read, s)?;
+        lower_sends(stream, (queue, &one.qp, state), [read].into_iter(), s)?;
         *request = Some(read);
     }
     if mutant::on(Mutant::ReadNotAwaited) {

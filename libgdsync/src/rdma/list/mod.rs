@@ -279,6 +279,31 @@ fn found<'q, 'h>(queues: &'q Queues<'_, '_>, id: u64, held: &'h mut Held<'q>) ->
     Ok((queue, queues.get(queue), hold(queues, queue, held)))
 }
 
+/// Whether two descriptors are sends of one queue pair.
+fn are_sends_of_one(a: &Descriptor<'_>, b: &Descriptor<'_>) -> bool {
+    matches!((a, b), (Descriptor::Send(a), Descriptor::Send(b)) if a.queue == b.queue)
+}
+
+/// Lowers one descriptor, or several sends of one queue pair.
+#[inline]
+fn lower_run<'q>(
+    stream: &Stream,
+    queues: &'q Queues<'_, '_>,
+    run: &[Descriptor<'_>],
+    s: &mut Scratch,
+    held: &mut Held<'q>,
+) -> Result<()> {
+    let [Descriptor::Send(first), ..] = run else {
+        let mut each = run.iter();
+        return each.try_for_each(|descriptor| lower_one(stream, queues, descriptor, s, held));
+    };
+    let requests = run.iter().filter_map(|descriptor| match descriptor {
+        Descriptor::Send(request) => Some(*request),
+        _ => None,
+    });
+    lower_sends(stream, found(queues, first.queue, held)?, requests, s)
+}
+
 fn lower_one<'q>(
     stream: &Stream,
     queues: &'q Queues<'_, '_>,
@@ -288,7 +313,8 @@ fn lower_one<'q>(
 ) -> Result<()> {
     match *descriptor {
         Descriptor::Send(request) => {
-            lower_send(stream, found(queues, request.queue, held)?, request, s)
+            let found = found(queues, request.queue, held)?;
+            lower_sends(stream, found, [request].into_iter(), s)
         }
         Descriptor::Receive(request) => {
             lower_receive(stream, found(queues, request.queue, held)?, request, s)
@@ -377,21 +403,35 @@ fn check(stream: &Stream, qp: &Qp, state: &QpState, request: Completion) -> Resu
     qp.known(state, request, OPERATION)
 }
 
-fn lower_send(
+/// Lowers requests of one queue pair that follow each other: one doorbell covers them. There is at
+/// least one.
+#[inline]
+fn lower_sends(
     stream: &Stream,
     (queue, qp, state): Found<'_>,
-    request: SendRequest,
+    requests: impl Iterator<Item = SendRequest>,
     s: &mut Scratch,
 ) -> Result<()> {
-    check(stream, qp, state, request.into())?;
     let mark = state.send.fifo.mark();
-    let posted = state
-        .send
-        .post(Ticket(request.ticket), Poster::Stream(stream.id()))
-        .map_err(|e| qp.refused(OPERATION, e))?;
     s.undo.push((queue, Side::Send, mark));
+    let mut edge = None;
+    let mut last = None;
+    for request in requests {
+        match last {
+            None => check(stream, qp, state, request.into())?,
+            Some(_) => qp.known(state, request.into(), OPERATION)?,
+        }
+        let poster = Poster::Stream(stream.id());
+        let posted = state.send.post(Ticket(request.ticket), poster);
+        let posted = posted.map_err(|e| qp.refused(OPERATION, e))?;
+        edge = edge.or(posted.edge);
+        last = Some(posted);
+    }
+    let Some(posted) = last else {
+        return Ok(());
+    };
     let addrs = &qp.core.addrs;
-    if posted.edge.is_some() {
+    if edge.is_some() {
         s.proof = Some(Proof::Idle);
     }
     state.rung_by_streams |= qp.core.rung_by == RungBy::Poster;
@@ -403,11 +443,11 @@ fn lower_send(
                 record_value: doorbell::record_value(posted.index),
                 doorbell: addrs.doorbell.gpu,
                 doorbell_value: u64::from_ne_bytes(posted.doorbell),
-                edge: posted.edge.map(doorbell::record_value),
+                edge: edge.map(doorbell::record_value),
             },
         ),
         RungBy::CpuThread => {
-            let edge = posted.edge.map(|_| mark.posted() as u32);
+            let edge = edge.map(|_| mark.posted() as u32);
             let value = state.send.fifo.posted() as u32;
             trigger(&mut s.list, addrs.send.trigger, value, edge);
         }
