@@ -10,7 +10,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
 
 Do this first (you need Rust 1.95 or later; you need no GPU and no NIC):
   ./build.sh demo      runs two programs that check their results, and draws what their streams
-                       executed. 3 to 5 minutes on 2 cores, most of it compiling
+                       executed. 2 to 5 minutes on 2 cores, most of it compiling
   ./build.sh doctor    prints which GPU and NIC of this machine the library would use
   Then read examples/README.md, which walks through the example programs.
 
