@@ -3,8 +3,8 @@
 //! A call collects, in order, waits for words, stores, prepared puts to any number of peers, waits
 //! for the completion of puts, and the place of at most one kernel, whose blocks share the tasks of
 //! the call. (A call of more tasks than a launch takes has several.) The plan lowers to at most
-//! {list, kernel, list}. Each list is one submission over all
-//! queue pairs that it names ([`crate::path::Lists`]).
+//! {list, kernel, list}. Each list is one submission over all queue pairs that it names
+//! ([`crate::path::Lists`]).
 //!
 //! If a part is refused, the plan aborts all puts that it has not posted, the newest first. A plan
 //! without a list before the kernel is then undone as a whole, because the kernel of a refused call
@@ -228,13 +228,15 @@ impl<'a> Plan<'a> {
         let Plan {
             items, used, lists, ..
         } = self;
+        let limit = stream.gpu().caps().batch_limit;
         let mut list = |items: &[Item<'a>]| lists.post(stream, lanes.each(used), items);
         let refused = |error, torn| Refusal { error, torn };
         let Some((kernel, split)) = kernel.zip(self.split) else {
-            check_room(stream, submissions(items.len()))?;
+            check_room(stream, submissions(items.len(), limit))?;
             return Ok(list(items)?);
         };
-        let room = self.launches + submissions(split) + submissions(items.len() - split);
+        let behind = items.len() - split;
+        let room = self.launches + submissions(split, limit) + submissions(behind, limit);
         if items.is_empty() {
             check_room(stream, room)?;
             return Ok(kernel(stream)?);
@@ -266,11 +268,13 @@ fn check_room(stream: &Stream, n: u32) -> Result<()> {
     })
 }
 
-/// At most as many submissions as a list of this length takes, by far more than usual.
-fn submissions(items: usize) -> u32 {
-    const EACH: usize = 16;
+/// At most as many submissions as a list of this length takes, if a submission has at most `limit`
+/// operations; by far more than usual.
+fn submissions(items: usize, limit: usize) -> u32 {
+    /// Operations of an item, at most.
+    const EACH: usize = 8;
     match items {
         0 => 0,
-        items => 2 + items.div_ceil(EACH) as u32,
+        items => 2 + items.div_ceil((limit / EACH).max(1)) as u32,
     }
 }
