@@ -125,3 +125,23 @@ fn post_by_the_cpu_waits_for_the_previous_stream_within_the_time_limit() {
         p.check(path);
     }
 }
+
+/// A call that would block on a stream that waits can be refused before it enqueues anything.
+#[test]
+fn room_of_a_full_stream_is_refused_while_it_waits() {
+    const BOUND: u32 = 8;
+    let gpu = soft(SoftOptions::default().stream_bound(BOUND as usize));
+    let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+    stream.check_room(10 * BOUND).unwrap();
+    post_on(&stream, &mut [], &[gate.wait()]).unwrap();
+    for taken in 1..BOUND {
+        stream.check_room(BOUND - taken).unwrap();
+        let e = stream.check_room(BOUND - taken + 1).unwrap_err();
+        let limit = Some(u64::from(BOUND));
+        assert_eq!((e.kind(), e.limit()), (Kind::QueueFull, limit), "{e}");
+        stream.record().unwrap();
+    }
+    gate.open();
+    finish(&stream, "open");
+    stream.check_room(10 * BOUND).unwrap();
+}

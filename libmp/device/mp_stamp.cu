@@ -1,7 +1,7 @@
 // The sender's half of a message whose destination or length is known only on the stream. It runs
 // after the wait for the receiver's answer and before the doorbell: it patches the work requests and
-// writes the message's stamp. One block of any number of threads.
-#include "mp_wire.hpp"
+// writes the message's stamp. One block of any number of threads for each message.
+#include "mp_tasks.hpp"
 
 namespace mp {
 
@@ -118,7 +118,20 @@ GDS_DEVICE void stamp(const Stamp<Capacity>& p) {
     gds::fence_sys();
 }
 
+template <u32 Capacity>
+using Stamps = Tasks<Stamp<1>, Capacity>;
+
+static_assert(sizeof(Stamps<8>) == 1096 && sizeof(Stamps<30>) == 4088, "layout");
+
+template <u32 Capacity>
+GDS_DEVICE void stamp_all(const Stamps<Capacity>& p) {
+    GDS_NO_UNROLL
+    for (u32 i = blockIdx.x; i < p.count; i += gridDim.x) stamp(p.task[i]);
+}
+
 }  // namespace mp
 
 GDS_KERNEL(mp_stamp_1, mp::Stamp<1>, p) { mp::stamp(p); }
 GDS_KERNEL(mp_stamp_16, mp::Stamp<16>, p) { mp::stamp(p); }
+GDS_KERNEL(mp_stamp_all_8, mp::Stamps<8>, p) { mp::stamp_all(p); }
+GDS_KERNEL(mp_stamp_all_30, mp::Stamps<30>, p) { mp::stamp_all(p); }

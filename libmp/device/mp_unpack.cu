@@ -1,7 +1,8 @@
 // The receiver's half of a message, launched after the wait for its word, or after its own wait:
 // it copies the payload into the memory of the receive, returns the credit to the sender, and
-// ends the request. One block of any number of threads.
+// ends the request. One block of any number of threads for each message.
 #include "mp_copy.hpp"
+#include "mp_tasks.hpp"
 
 namespace mp {
 
@@ -161,7 +162,20 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     }
 }
 
+template <u32 Capacity>
+using Unpacks = Tasks<Unpack<1>, Capacity>;
+
+static_assert(sizeof(Unpacks<8>) == 712 && sizeof(Unpacks<46>) == 4056, "layout");
+
+template <u32 Capacity>
+GDS_DEVICE void unpack_all(const Unpacks<Capacity>& p) {
+    GDS_NO_UNROLL
+    for (u32 i = blockIdx.x; i < p.count; i += gridDim.x) unpack(p.task[i]);
+}
+
 }  // namespace mp
 
 GDS_KERNEL(mp_unpack_1, mp::Unpack<1>, p) { mp::unpack(p); }
 GDS_KERNEL(mp_unpack_30, mp::Unpack<30>, p) { mp::unpack(p); }
+GDS_KERNEL(mp_unpack_all_8, mp::Unpacks<8>, p) { mp::unpack_all(p); }
+GDS_KERNEL(mp_unpack_all_46, mp::Unpacks<46>, p) { mp::unpack_all(p); }

@@ -172,7 +172,7 @@ fn credits_are_returned_before_the_stream_waits_for_a_message_that_needs_them() 
         play(1, 2, move |rank| {
             // The library returns no credits meanwhile.
             let ctx = rank.open_manual(|b| b.depth(DEPTH as u32));
-            let stream = ctx.gpu().stream().unwrap();
+            let [stream, other] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
             let open = |count: usize| -> Vec<Request> {
                 let one = |_| {
                     ctx.irecv_on(&stream, rank.peer(), 1, &slice(&ctx, len))
@@ -180,9 +180,17 @@ fn credits_are_returned_before_the_stream_waits_for_a_message_that_needs_them() 
                 };
                 (0..count).map(one).collect()
             };
+            // Opens what later calls use: a rank that waits answers no other rank.
+            let recv = open(1);
+            drop(
+                ctx.isend_on(&other, rank.peer(), 1, &slice(&ctx, len))
+                    .unwrap(),
+            );
+            ctx.wait_all_on(&stream, &recv).unwrap();
+            rank.progress_until(&ctx, "a message", || recv[0].test().unwrap().is_some());
+            rank.barrier();
             for count in [3, DEPTH, DEPTH, 5, DEPTH, 1, DEPTH] {
                 let recvs = open(count);
-                let other = ctx.gpu().stream().unwrap();
                 let sends = (0..count).map(|_| {
                     ctx.isend_on(&other, rank.peer(), 1, &slice(&ctx, len))
                         .unwrap()

@@ -145,7 +145,7 @@ pub struct Windowed {
     /// Operations of a window: they are in flight together, and each iteration ends when all have
     /// arrived.
     #[arg(short = 'W', long = "window-size", default_value = "64",
-          value_parser = clap::value_parser!(u64).range(1..=128))]
+          value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub window: u64,
     #[command(flatten)]
     #[serde(flatten)]

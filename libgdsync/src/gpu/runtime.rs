@@ -154,6 +154,11 @@ pub(crate) trait StreamHandle: Any + Send + Sync + fmt::Debug {
     /// As [`StreamHandle::record`], an event that has a time; `None` if the stream has no room.
     fn stamp(&self) -> Result<Option<Arc<dyn EventHandle>>>;
     fn wait_event(&self, event: &dyn EventHandle) -> Result<()>;
+    /// The number of unfinished submissions, and the number above which the stream blocks the
+    /// caller; `None` if [`WaitLimits::submissions`] limits them.
+    fn load(&self) -> Option<(u32, u32)> {
+        None
+    }
     /// Whether the stream has completed all enqueued work.
     fn is_idle(&self) -> Result<bool>;
     fn is_capturing(&self) -> Result<bool>;

@@ -40,7 +40,8 @@ pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 
 /// A stream that waits executes nothing else and holds a hardware channel of its GPU: see
 /// [`Gpu::max_waiting_streams`]. On CUDA it accepts 1,000 submissions; more are refused with
 /// `QueueFull`, because the driver would block the caller. On a software GPU any stream accepts
-/// 1,024 submissions by default; one more blocks the caller.
+/// 1,024 submissions by default; one more blocks the caller, unless it calls
+/// [`Stream::check_room`] first.
 ///
 /// ```
 /// use std::time::Duration;

@@ -229,15 +229,24 @@ impl Waiting {
 
     /// Refuses with `QueueFull` if `stream` waits and cannot take `n` more submissions now.
     pub fn check(&self, stream: &Stream, operation: &'static str, n: u32) -> Result<()> {
-        let limit = self.limits.and_then(|limits| limits.submissions);
-        if let (Some(limit), Some(slot)) = (limit, self.slot_of(stream.id())) {
-            let mut state = slot.state.lock();
-            if slot.owner.load(Ordering::Relaxed) == stream.id() {
-                state.count(stream, operation, n, limit)?;
-                state.count -= n;
-            }
+        let (Some(limits), Some(slot)) = (&self.limits, self.slot_of(stream.id())) else {
+            return Ok(());
+        };
+        let mut state = slot.state.lock();
+        if slot.owner.load(Ordering::Relaxed) != stream.id() {
+            return Ok(());
         }
-        Ok(())
+        if let Some(limit) = limits.submissions {
+            state.count(stream, operation, n, limit)?;
+            state.count -= n;
+            return Ok(());
+        }
+        match stream.handle().load() {
+            Some((count, limit)) if count.saturating_add(n) > limit && !state.has_passed() => {
+                Err(full(stream, operation, count, limit))
+            }
+            _ => Ok(()),
+        }
     }
 
     #[cold]
@@ -360,11 +369,15 @@ impl SlotState {
         if self.count.saturating_add(n) <= limit {
             return Ok(());
         }
-        let what = format!(
-            "{stream:?} waits and holds {} submissions; with more of them the driver would block \
-             the caller; repeat the call after the wait has passed",
-            self.count
-        );
-        Err(Error::new(operation, Kind::QueueFull, what).with_limit(limit, "submissions"))
+        Err(full(stream, operation, self.count, limit))
     }
+}
+
+#[cold]
+fn full(stream: &Stream, operation: &'static str, count: u32, limit: u32) -> Error {
+    let what = format!(
+        "{stream:?} waits and holds {count} submissions; more of them would block the caller; \
+         repeat the call after the wait has passed"
+    );
+    Error::new(operation, Kind::QueueFull, what).with_limit(limit, "submissions")
 }

@@ -274,7 +274,8 @@ impl Context {
     /// As [`Request::post_on`], for the first request that is refused: then none is posted, and all
     /// stay prepared. Exceptions: a request with this rank itself that is refused behind the others,
     /// and a large send of which only a part could be enqueued; the peer of that send is given up.
-    /// `Busy` for a request that is named twice; `Invalid` for requests of another context.
+    /// `Busy` for a request that is named twice; `Invalid` for requests of another context, and for
+    /// more requests than the stream can hold submissions for.
     pub fn post_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
         let _call = self.seen(c"post_all_on", None, Some(stream));
         let keys = self.keys(requests)?;
@@ -283,11 +284,13 @@ impl Context {
 
     /// Makes `stream` wait until all requests have ended, as [`Request::wait_on`] does for one. The
     /// requests may have different peers, tags and streams. All waits are one submission, however
-    /// many requests there are, and the messages are taken in behind the last of them.
+    /// many requests there are, and the messages are taken in behind the last of them: up to 46 by
+    /// one kernel, and each message of several segments or strided pieces by kernels of its own.
     ///
     /// # Errors
     /// As [`Request::wait_on`], for the first request that fails: the stream then waits for none of
-    /// them. `Invalid` for requests of another context.
+    /// them. `Invalid` for requests of another context, and for more requests than the stream can
+    /// hold submissions for.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
         let _call = self.seen(c"wait_all_on", None, Some(stream));
         let keys = self.keys(requests)?;

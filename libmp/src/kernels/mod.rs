@@ -3,12 +3,14 @@
 //! Each is one C++ function in `device/`. It is compiled to PTX that is part of the library, for
 //! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
-//! usual message uses the small size. The third kernel copies a rank's puts to itself ([`Puts`]), the fourth
+//! usual message uses the small size. Both have variants for several messages ([`tasks`]). The third
+//! kernel copies a rank's puts to itself ([`Puts`]), the fourth
 //! gathers and scatters pieces that do not fit a list ([`Pieces`]), the fifth does so for a table of
 //! them ([`Moves`]), the sixth ends a collective call ([`Collect`]).
 
 mod collect;
 mod params;
+mod tasks;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +24,7 @@ pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
     MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
 };
+pub(crate) use tasks::{STAMPS, UNPACKS};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -30,14 +33,20 @@ static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 pub(crate) struct Kernels {
     unpack_1: Kernel,
     unpack_30: Kernel,
+    unpack_all_8: Kernel,
+    unpack_all_46: Kernel,
     stamp_1: Kernel,
     stamp_16: Kernel,
+    stamp_all_8: Kernel,
+    stamp_all_30: Kernel,
     put: Kernel,
     strided: Kernel,
     moves: Kernel,
     collect: Kernel,
     unpack: Dims,
     stamp: Dims,
+    /// Maximum number of blocks of several tasks.
+    blocks: u32,
 }
 
 impl Kernels {
@@ -56,14 +65,20 @@ impl Kernels {
         Ok(Kernels {
             unpack_1: module.kernel("mp_unpack_1")?,
             unpack_30: module.kernel("mp_unpack_30")?,
+            unpack_all_8: module.kernel("mp_unpack_all_8")?,
+            unpack_all_46: module.kernel("mp_unpack_all_46")?,
             stamp_1: module.kernel("mp_stamp_1")?,
             stamp_16: module.kernel("mp_stamp_16")?,
+            stamp_all_8: module.kernel("mp_stamp_all_8")?,
+            stamp_all_30: module.kernel("mp_stamp_all_30")?,
             put: module.kernel("mp_put")?,
             strided: module.kernel("mp_strided")?,
             moves: module.kernel("mp_moves")?,
             collect: module.kernel("mp_collect")?,
             unpack: block(256),
             stamp: block(32),
+            // As `moves_of`: one block of the soft GPU executes all tasks.
+            blocks: if gpu.is_software() { 1 } else { u32::MAX },
         })
     }
 

@@ -98,12 +98,16 @@ impl<'a, const N: usize> List<'a, N> {
         self.push(Descriptor::PassedBy { word, value });
     }
 
-    /// Enqueues all operations.
+    /// Enqueues all operations, in one submission.
     pub fn post(&self, stream: &Stream, lane: Option<&mut Lane>) -> Result<()> {
         let items = &self.items[..self.len];
         let local = self.local[..self.len].iter().any(local::Item::is_put);
+        if items.is_empty() {
+            return Ok(());
+        }
+        // A stream that waits and is full would block the caller, which holds the engine's lock.
+        stream.check_room(1)?;
         match lane {
-            _ if items.is_empty() => Ok(()),
             // In the list of another path, the place of a local put has only a flush.
             None | Some(Lane::Nic(_)) if local => Err(foreign("post list")),
             Some(lane) => lane.post_on(stream, items, &self.local[..self.len]),

@@ -2,8 +2,9 @@
 //!
 //! A call collects, in order, waits for words, stores, prepared puts to any number of peers, waits
 //! for the completion of puts, and the place of at most one kernel, whose blocks share the tasks of
-//! the call. The plan lowers to at most {list, kernel, list}. Each list is one submission over all
-//! queue pairs that it names ([`crate::path::Lists`]).
+//! the call. (A call of more tasks than a launch takes has several.) The plan lowers to at most
+//! {list, kernel, list}. Each list is one submission over all queue pairs that it names
+//! ([`crate::path::Lists`]).
 //!
 //! If a part is refused, the plan aborts all puts that it has not posted, the newest first. A plan
 //! without a list before the kernel is then undone as a whole, because the kernel of a refused call
@@ -18,7 +19,7 @@ mod tests;
 use gdsync::Stream;
 use gdsync::gpu::{Condition, Word64};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Item, Lane, Lists, Put, emptied};
 
@@ -227,19 +228,23 @@ impl<'a> Plan<'a> {
         let Plan {
             items, used, lists, ..
         } = self;
+        let limit = stream.gpu().caps().batch_limit;
         let mut list = |items: &[Item<'a>]| lists.post(stream, lanes.each(used), items);
         let refused = |error, torn| Refusal { error, torn };
         let Some((kernel, split)) = kernel.zip(self.split) else {
+            check_room(stream, submissions(items.len(), limit))?;
             return Ok(list(items)?);
         };
+        let behind = items.len() - split;
+        let room = self.launches + submissions(split, limit) + submissions(behind, limit);
         if items.is_empty() {
+            check_room(stream, room)?;
             return Ok(kernel(stream)?);
         }
-        let room = self.launches + submissions(split) + submissions(items.len() - split);
         // The second list is not refused because other streams wait. The room of a stream is
         // limited only while it counts as waiting, as it will behind the first list.
         let held = stream.hold_wait(|| {
-            stream.check_room(room).map_err(Error::from)?;
+            check_room(stream, room)?;
             list(&items[..split])?;
             kernel(stream).map_err(|e| refused(e, split > 0))?;
             list(&items[split..]).map_err(|e| refused(e, split > 0))
@@ -248,11 +253,28 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// At most as many submissions as a list of this length takes, by far more than usual.
-fn submissions(items: usize) -> u32 {
-    const EACH: usize = 16;
+/// Checks that a stream can take `n` submissions now, so that the call is neither refused in the
+/// middle nor blocked.
+fn check_room(stream: &Stream, n: u32) -> Result<()> {
+    stream.check_room(n).map_err(|e| match e.limit() {
+        Some(limit) if u64::from(n) > limit => {
+            let what = format!(
+                "the call takes up to {n} submissions, more than {stream:?} can hold; name fewer \
+                 requests in a call"
+            );
+            Error::new("enqueue", Kind::Invalid, what).with_limit(limit, "submissions")
+        }
+        _ => e.into(),
+    })
+}
+
+/// At most as many submissions as a list of this length takes, if a submission has at most `limit`
+/// operations; by far more than usual.
+fn submissions(items: usize, limit: usize) -> u32 {
+    /// Operations of an item, at most.
+    const EACH: usize = 8;
     match items {
         0 => 0,
-        items => 2 + items.div_ceil(EACH) as u32,
+        items => 2 + items.div_ceil((limit / EACH).max(1)) as u32,
     }
 }

@@ -269,6 +269,18 @@ impl Engine {
         }
     }
 
+    /// As [`Engine::stamp`], for several sends: those of one work request share launches.
+    pub(super) fn stamp_all(&self, stream: &Stream, all: &[Stamp<MOST_CHUNKS>]) -> Result<()> {
+        let kernels = self.kernels(POST)?;
+        let (short, mut long) = (
+            all.iter().filter(|params| params.chunks <= 1),
+            all.iter().filter(|params| params.chunks > 1),
+        );
+        // SAFETY: as for `stamp`.
+        unsafe { kernels.stamp_all(stream, short.map(Stamp::first)) }?;
+        long.try_for_each(|params| self.stamp(stream, params))
+    }
+
     /// Makes a stream wait until a request has ended.
     pub(crate) fn wait_for_result(
         &self,

@@ -1,6 +1,7 @@
 //! A stream posts several prepared requests in one submission: a list with the ready words of
-//! receives, the short sends and the announcements, one place for kernels, and a list with the puts
-//! that the kernels complete. If a part is refused, no request is posted.
+//! receives, the short sends and the announcements, a kernel with a block for each send that it
+//! completes, and a list with the puts of these sends. Sends of several work requests and of strided
+//! pieces have kernels of their own. If a part is refused, no request is posted.
 
 use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
@@ -16,9 +17,10 @@ use super::send::{announce, direct, plain, unstamped};
 use super::spec::On;
 use super::state::{State, closed, known};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{MOST_CHUNKS, Stamp};
+use crate::kernels::{MOST_CHUNKS, STAMPS, Stamp};
 use crate::path::{Batch, Put};
-use crate::plan::{At, Lanes, Launch, Plan, Refusal};
+use crate::plan::{At, Lanes, Plan, Refusal};
+use crate::region::{Slice, Strided};
 use crate::request::entry::{
     Common, Entry, Operation, Outgoing, Poster, ReceiveState, Segments, SendState,
 };
@@ -352,10 +354,13 @@ impl Engine {
         for part in posts.front.iter().chain(&posts.ready) {
             part.add_to(&mut plan);
         }
-        let gathers = |member: &&Member| member.behind;
-        let kernels = posts.members.iter().filter(gathers).count() as u32;
-        if kernels > 0 {
-            plan.kernels_here(8 + 2 * kernels);
+        let behind = posts.members.iter().filter(|member| member.behind);
+        if behind.clone().next().is_some() {
+            let gathers = behind.filter(|member| gathered(&state.requests, member).is_some());
+            let own = posts.stamps.iter().filter(|params| params.chunks > 1);
+            let (gathers, own) = (gathers.count(), own.count());
+            let shared = (posts.stamps.len() - own).div_ceil(STAMPS);
+            plan.kernels_here((gathers + own + shared) as u32);
         }
         for part in &posts.back {
             part.add_to(&mut plan);
@@ -364,15 +369,13 @@ impl Engine {
             peers, requests, ..
         } = &mut *state;
         let launch = |stream: &Stream| self.complete_all(requests, stream, posts);
-        let kernel: Option<Launch<'_>> = match kernels {
-            0 => None,
-            _ => Some(&launch),
-        };
-        let alone = posts.members.iter().filter(|member| member.alone).count() as u32;
-        /// Submissions of a request of this rank to itself, at most.
-        const ALONE: u32 = 32;
-        let posted = match stream.check_room(ALONE * alone) {
-            Ok(()) => plan.post(stream, peers, kernel),
+        let alone = posts.members.iter().filter(|member| member.alone).count();
+        let to_itself = (posts.made.iter()).filter(|(at, _)| at.rank == self.rank);
+        /// Submissions of a request of this rank to itself, at most, without its puts.
+        const ALONE: usize = 5;
+        let room = ALONE * alone + to_itself.count();
+        let posted = match stream.check_room(room as u32) {
+            Ok(()) => plan.post(stream, peers, Some(&launch)),
             Err(e) => Err(Error::from(e).into()),
         };
         state.plan = plan.emptied();
@@ -382,18 +385,11 @@ impl Engine {
     /// Launches the kernels: they gather pieces, and complete the work requests.
     fn complete_all(&self, requests: &Table, stream: &Stream, posts: &Posts) -> Result<()> {
         for member in posts.members.iter().filter(|member| member.behind) {
-            let entry = requests.get(member.key);
-            if let Some(entry) = entry
-                && let (Some(pieces), Segments::One(staging)) = (
-                    entry.send().and_then(|send| send.packed.as_ref()),
-                    &entry.segments,
-                )
-            {
+            if let Some((pieces, staging)) = gathered(requests, member) {
                 self.gather_on(stream, POST, pieces, staging.memory())?;
             }
         }
-        let mut stamps = posts.stamps.iter();
-        stamps.try_for_each(|params| self.stamp(stream, params))
+        self.stamp_all(stream, &posts.stamps)
     }
 
     /// Changes the states of the requests that are posted. After an error `e` only the first list
@@ -490,6 +486,15 @@ fn is_marked(state: &State, member: &Member) -> bool {
     let peer = state.requests.get(member.key).map(|entry| entry.peer);
     let any = peer == Some(ANY_RANK) || state.reached.marks_receives();
     any && peer != Some(NULL_RANK) && receives(state, member)
+}
+
+/// The pieces that a kernel gathers, and the memory that it packs them into.
+fn gathered<'r>(requests: &'r Table, member: &Member) -> Option<(&'r Strided, &'r Slice)> {
+    let entry = requests.get(member.key)?;
+    match (&entry.send()?.packed, &entry.segments) {
+        (Some(pieces), Segments::One(staging)) => Some((pieces, staging)),
+        _ => None,
+    }
 }
 
 fn receives(state: &State, member: &Member) -> bool {

@@ -1,5 +1,6 @@
-//! A stream waits for several requests in one submission: a list with all waits, and the kernels
-//! that take messages in behind it. If a part is refused, the stream waits for none of them.
+//! A stream waits for several requests at once: a list with all waits and, behind it, a kernel with a
+//! block for each message that it takes in. Messages of several segments and of strided pieces have
+//! kernels of their own. If a part is refused, the stream waits for none of them.
 
 use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
@@ -14,9 +15,9 @@ use super::receive::ANY_RANK;
 use super::spec::On;
 use super::state::{State, known};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{SEGMENTS, Unpack};
+use crate::kernels::{SEGMENTS, UNPACKS, Unpack};
 use crate::path::{Put, uncaptured};
-use crate::plan::{At, Lanes, Launch, Plan};
+use crate::plan::{At, Lanes, Plan};
 use crate::request::entry::{Entry, Operation, ReceiveState, Segments, Waiter};
 use crate::request::table::{RequestKey, Table};
 use crate::wire::word::{self, WordKind};
@@ -66,6 +67,13 @@ struct Claim {
     params: Unpack<SEGMENTS>,
     /// Submissions that scatter it, at most.
     scatters: u32,
+}
+
+impl Claim {
+    /// Whether it shares a kernel with others.
+    fn is_short(&self) -> bool {
+        self.params.segments <= 1
+    }
 }
 
 impl Engine {
@@ -308,19 +316,18 @@ impl Engine {
         }
         if let Some(last) = waits.claims.last() {
             plan.passed_by(&last.taken, word::threshold(last.of.number));
-            // The event behind all, and for each message a kernel and its scattering.
-            let launches = waits.claims.iter().map(|claim| 1 + claim.scatters);
-            plan.kernels_here(1 + launches.sum::<u32>());
+            // The event behind all, the kernels, and the scattering.
+            let shared = waits.claims.iter().filter(|claim| claim.is_short()).count();
+            let own = waits.claims.len() - shared;
+            let scatters: u32 = waits.claims.iter().map(|claim| claim.scatters).sum();
+            let kernels = own + shared.div_ceil(UNPACKS);
+            plan.kernels_here(1 + kernels as u32 + scatters);
         }
         let State {
             peers, requests, ..
         } = &mut *state;
         let launch = |stream: &Stream| self.take_all_in(requests, stream, waits);
-        let kernel: Option<Launch<'_>> = match waits.claims.is_empty() {
-            true => None,
-            false => Some(&launch),
-        };
-        let posted = plan.post(stream, peers, kernel);
+        let posted = plan.post(stream, peers, Some(&launch));
         state.plan = plan.emptied();
         let Err(refusal) = posted else {
             return Ok(());
@@ -334,14 +341,14 @@ impl Engine {
     /// Launches the kernels that take messages in.
     fn take_all_in(&self, requests: &Table, stream: &Stream, waits: &Waits) -> Result<()> {
         let kernels = self.kernels(WAIT)?;
+        let short = waits.claims.iter().filter(|claim| claim.is_short());
+        // SAFETY: words and payload belong to the channel and the table, which the state keeps; the
+        // entry keeps the segments until the kernel has stored its result.
+        unsafe { kernels.unpack_all(stream, short.map(|claim| claim.params.first()))? };
         for claim in &waits.claims {
-            // SAFETY: words and payload belong to the channel and the table, which the state keeps;
-            // the entry keeps the segments until the kernel has stored its result.
-            unsafe {
-                match claim.params.segments {
-                    0 | 1 => kernels.unpack(stream, claim.params.first(), None)?,
-                    _ => kernels.unpack(stream, &claim.params, None)?,
-                }
+            if !claim.is_short() {
+                // SAFETY: as above.
+                unsafe { kernels.unpack(stream, &claim.params, None)? };
             }
             let entry = requests.get(claim.key);
             let packed = entry.and_then(|entry| Some((entry.receive()?.packed.as_ref()?, entry)));

@@ -417,6 +417,12 @@ impl Stream {
         submitted.saturating_sub(self.0.shared.ring.retired()) as usize
     }
 
+    /// The maximum number of unfinished submissions; see
+    /// [`Config::stream_bound`](crate::Config::stream_bound).
+    pub fn bound(&self) -> usize {
+        self.0.gpu.core().stream_bound
+    }
+
     /// Waits until all enqueued operations have completed and are visible (returns `true`), or the
     /// deadline has passed (returns `false`).
     ///

@@ -482,6 +482,11 @@ impl StreamHandle for softgpu::Stream {
         softgpu::Stream::wait_event(self, event).map_err(|e| system("wait for event", &e))
     }
 
+    fn load(&self) -> Option<(u32, u32)> {
+        let count = |n| u32::try_from(n).unwrap_or(u32::MAX);
+        Some((count(self.pending()), count(self.bound())))
+    }
+
     fn is_idle(&self) -> Result<bool> {
         Ok(self.query())
     }

@@ -5,6 +5,7 @@ mod collect;
 mod put;
 mod stamp;
 mod strided;
+mod tasks;
 mod unpack;
 
 use std::time::Duration;
@@ -58,6 +59,8 @@ struct Bench {
     stream: Stream,
     memory: Region,
     image: Vec<u8>,
+    /// The offset of the layout: the sum of it and an offset is a place in the memory.
+    base: usize,
     // Dropped last: the GPU is one of its devices.
     sim: Sim,
 }
@@ -77,6 +80,7 @@ impl Bench {
             stream: gpu.stream().unwrap(),
             memory: gpu.alloc(MemoryKind::Device, BYTES).unwrap(),
             image: Vec::new(),
+            base: 0,
             sim,
         };
         bench.kernels.unpack = Dims::linear(1, threads);
@@ -91,11 +95,11 @@ impl Bench {
     }
 
     fn addr(&self, at: usize) -> u64 {
-        self.memory.addr().0 + at as u64
+        self.memory.addr().0 + (self.base + at) as u64
     }
 
     fn put(&mut self, at: usize, bytes: &[u8]) {
-        self.image[at..][..bytes.len()].copy_from_slice(bytes);
+        self.image[self.base + at..][..bytes.len()].copy_from_slice(bytes);
     }
 
     fn put64(&mut self, at: usize, value: u64) {
@@ -167,8 +171,12 @@ fn module_contains_every_kernel_with_its_parameter_size() {
     let kernels = [
         ("mp_unpack_1", size_of::<Unpack<1>>()),
         ("mp_unpack_30", size_of::<Unpack<SEGMENTS>>()),
+        ("mp_unpack_all_8", 8 + 8 * size_of::<Unpack<1>>()),
+        ("mp_unpack_all_46", 8 + UNPACKS * size_of::<Unpack<1>>()),
         ("mp_stamp_1", size_of::<Stamp<1>>()),
         ("mp_stamp_16", size_of::<Stamp<MOST_CHUNKS>>()),
+        ("mp_stamp_all_8", 8 + 8 * size_of::<Stamp<1>>()),
+        ("mp_stamp_all_30", 8 + STAMPS * size_of::<Stamp<1>>()),
         ("mp_put", size_of::<Puts<PUTS>>()),
         ("mp_strided", size_of::<Pieces>()),
         ("mp_moves", size_of::<Moves>()),

@@ -28,24 +28,24 @@ const REMOTE: u64 = 0x0102_0304_0506_0708;
 const RKEY: u32 = 0x1122_3344;
 const SOURCE: u64 = 0x7000_0000_1001;
 
-const SEQ: u32 = 0xf_fffe;
+pub(super) const SEQ: u32 = 0xf_fffe;
 const THREADS: [u32; 3] = [1, 5, 32];
 
 /// The state of a send when the stream reaches it.
 #[derive(Clone, Copy, Debug)]
-struct Send {
-    ready: Option<u64>,
-    length: Option<u64>,
-    offset: Option<u64>,
-    size: u64,
-    chunk: u64,
-    chunks: u32,
+pub(super) struct Send {
+    pub(super) ready: Option<u64>,
+    pub(super) length: Option<u64>,
+    pub(super) offset: Option<u64>,
+    pub(super) size: u64,
+    pub(super) chunk: u64,
+    pub(super) chunks: u32,
     /// Whether lengths and addresses are patched.
-    fields: bool,
+    pub(super) fields: bool,
 }
 
 /// A send of 100 bytes in one piece.
-const PLAIN: Send = Send {
+pub(super) const PLAIN: Send = Send {
     ready: None,
     length: None,
     offset: None,
@@ -57,31 +57,31 @@ const PLAIN: Send = Send {
 
 /// The expected end: the stamp's kind, and whether the stamp is sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Ends {
-    status: Status,
-    silent: bool,
+pub(super) struct Ends {
+    pub(super) status: Status,
+    pub(super) silent: bool,
 }
 
-const GOOD: Ends = Ends {
+pub(super) const GOOD: Ends = Ends {
     status: Status::SUCCESS,
     silent: false,
 };
 
-fn bad(status: Status) -> Ends {
+pub(super) fn bad(status: Status) -> Ends {
     Ends {
         status,
         silent: false,
     }
 }
 
-fn silent(status: Status) -> Ends {
+pub(super) fn silent(status: Status) -> Ends {
     Ends {
         status,
         silent: true,
     }
 }
 
-fn params<const N: usize>(bench: &Bench, send: &Send) -> Stamp<N> {
+pub(super) fn params<const N: usize>(bench: &Bench, send: &Send) -> Stamp<N> {
     let given = |there: bool, at: usize| if there { bench.addr(at) } else { 0 };
     let mut patch = [Patch::default(); N];
     for (i, patch) in patch.iter_mut().enumerate() {
@@ -115,6 +115,12 @@ fn params<const N: usize>(bench: &Bench, send: &Send) -> Stamp<N> {
 /// Sets the memory before the kernel.
 fn lay_out(bench: &mut Bench, send: &Send) {
     bench.clear();
+    place(bench, send);
+    bench.load();
+}
+
+/// Puts the words of a send into the image.
+pub(super) fn place(bench: &mut Bench, send: &Send) {
     bench.put64(RESULT, 0);
     bench.put32(ERROR, 0);
     bench.put64(READY_AT, send.ready.unwrap_or(0));
@@ -123,18 +129,17 @@ fn lay_out(bench: &mut Bench, send: &Send) {
     bench.put64(INFO, REMOTE);
     bench.put32(INFO + 8, RKEY);
     bench.put32(INFO + 12, 0);
-    bench.load();
 }
 
 /// The expected memory after the kernel.
-fn expect(bench: &mut Bench, send: &Send, ends: Ends) {
+pub(super) fn expect(bench: &mut Bench, send: &Send, ends: Ends) {
     let len = send.length.unwrap_or(send.size);
     let good = ends.status == Status::SUCCESS;
     for i in 0..send.chunks as usize {
         let at = REQUESTS + STEP * i;
         let from = i as u64 * send.chunk;
         if !good || len <= from {
-            bench.image[at + CONTROL + 3] = 0;
+            bench.put(at + CONTROL + 3, &[0]);
             continue;
         }
         if send.ready.is_some() {
@@ -154,7 +159,7 @@ fn expect(bench: &mut Bench, send: &Send, ends: Ends) {
         (true, None) => EAGER,
     };
     if ends.silent {
-        bench.image[STAMP_CONTROL + 3] = 0;
+        bench.put(STAMP_CONTROL + 3, &[0]);
     } else {
         let stamp = word(u64::from(SEQ), kind, len.min(MAX_LEN));
         bench.put64(STAMP, stamp);

@@ -5,23 +5,23 @@ use proptest::prelude::*;
 use super::*;
 
 /// Offsets in the bench's memory.
-const WORD: usize = 0x00;
-const CONSUMED: usize = 0x10;
-const RESULT: usize = 0x20;
-const ERROR: usize = 0x34;
+pub(super) const WORD: usize = 0x00;
+pub(super) const CONSUMED: usize = 0x10;
+pub(super) const RESULT: usize = 0x20;
+pub(super) const ERROR: usize = 0x34;
 /// Payloads, in the slot and staged, of at most [`MOST`] bytes.
-const PAYLOAD: usize = 0x100;
+pub(super) const PAYLOAD: usize = 0x100;
 const STAGING: usize = 0x3000;
 /// The receive's memory.
-const MEMORY: usize = 0x6000;
+pub(super) const MEMORY: usize = 0x6000;
 const MOST: usize = 0x2800;
 
-const SEQ: u32 = 0x7_1234;
+pub(super) const SEQ: u32 = 0x7_1234;
 /// Block sizes: one thread, less than a warp, a warp, an odd number, the size on CUDA.
 const THREADS: [u32; 5] = [1, 7, 32, 80, 256];
 
 /// Byte `i` of the payload in the slot, and of the staged one.
-fn payload(i: usize) -> u8 {
+pub(super) fn payload(i: usize) -> u8 {
     (i * 7 + i / 251) as u8
 }
 
@@ -30,7 +30,7 @@ fn staged(i: usize) -> u8 {
 }
 
 /// A receive into segments with these offsets and lengths, and with a slot of this length.
-fn receive_into<const N: usize>(
+pub(super) fn receive_into<const N: usize>(
     bench: &Bench,
     segments: &[(usize, usize)],
     slot: usize,
@@ -96,7 +96,7 @@ fn expect<const N: usize>(
 }
 
 /// Puts the words of a receive that ended with these values into the image.
-fn ended(bench: &mut Bench, (status, len, consumed): (Status, u64, u64), tells: bool) {
+pub(super) fn ended(bench: &mut Bench, (status, len, consumed): (Status, u64, u64), tells: bool) {
     bench.put64(CONSUMED, consumed);
     bench.put64(RESULT, result(status, len));
     if status != Status::SUCCESS && tells {

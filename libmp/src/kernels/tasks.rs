@@ -1,0 +1,105 @@
+//! Launches of several tasks, a block for each: messages that are taken in, or sends that are
+//! completed. Their kernels have two sizes, because a launch copies all of its parameters. These
+//! are the number of tasks (32 bits), 32 bits of 0, and the parameters of each task, as
+//! `device/mp_tasks.hpp` declares.
+
+use gdsync::Stream;
+use gdsync::gpu::{Dims, Kernel};
+use zerocopy::IntoBytes;
+
+use super::{Kernels, Stamp, Unpack};
+use crate::error::Result;
+
+/// Maximum bytes of parameters: the limit of CUDA.
+const BYTES: usize = 4096;
+
+/// Bytes before the first task.
+const HEAD: usize = 8;
+
+/// Tasks of the small size.
+const FEW: usize = 8;
+
+/// Maximum number of messages that one launch takes in, and of sends that one launch completes.
+pub(crate) const UNPACKS: usize = most(size_of::<Unpack<1>>());
+pub(crate) const STAMPS: usize = most(size_of::<Stamp<1>>());
+
+/// Tasks of the large size, of this many bytes each.
+const fn most(task: usize) -> usize {
+    (BYTES - HEAD) / task
+}
+
+impl Kernels {
+    /// Enqueues the receivers' kernel of messages with at most one segment each, whose words have
+    /// arrived when the stream runs it: a launch for each [`UNPACKS`] messages.
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with all `tasks`.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
+    pub unsafe fn unpack_all<'t>(
+        &self,
+        stream: &Stream,
+        tasks: impl Iterator<Item = &'t Unpack<1>>,
+    ) -> Result<()> {
+        let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1 && task.waits == 0));
+        let kernels = [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_46];
+        // SAFETY: the kernels access what `Unpack` names, which the caller guarantees to be valid.
+        unsafe { self.launch_all(stream, kernels, self.unpack, tasks.map(Unpack::bytes)) }
+    }
+
+    /// Enqueues the senders' kernel of messages with at most one work request each: a launch for
+    /// each [`STAMPS`] messages.
+    ///
+    /// # Safety
+    /// As for [`Kernels::stamp`], with all `tasks`.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
+    pub unsafe fn stamp_all<'t>(
+        &self,
+        stream: &Stream,
+        tasks: impl Iterator<Item = &'t Stamp<1>>,
+    ) -> Result<()> {
+        let tasks = tasks.inspect(|task| debug_assert!(task.chunks <= 1));
+        let kernels = [&self.stamp_1, &self.stamp_all_8, &self.stamp_all_30];
+        // SAFETY: the kernels access what `Stamp` names, which the caller guarantees to be valid.
+        unsafe { self.launch_all(stream, kernels, self.stamp, tasks.map(Stamp::bytes)) }
+    }
+
+    /// Enqueues tasks of equal length. `kernels`: for one task, for few, and for most; `block`: the
+    /// dimensions of one.
+    ///
+    /// # Safety
+    /// Those of the kernels, with the parameters of the tasks.
+    unsafe fn launch_all<'t>(
+        &self,
+        stream: &Stream,
+        [one, few, large]: [&Kernel; 3],
+        block: Dims,
+        tasks: impl Iterator<Item = &'t [u8]>,
+    ) -> Result<()> {
+        let mut tasks = tasks.peekable();
+        let mut args = [0_u64; BYTES / 8];
+        let args = args.as_mut_bytes();
+        while let Some(len) = tasks.peek().map(|task| task.len()) {
+            let mut count = 0;
+            let (head, places) = args.split_at_mut(HEAD);
+            for (place, task) in places.chunks_exact_mut(len).zip(&mut tasks) {
+                place.copy_from_slice(task);
+                count += 1;
+            }
+            head[..4].copy_from_slice(&(count as u32).to_ne_bytes());
+            let (kernel, args) = match count {
+                1 => (one, &args[HEAD..][..len]),
+                2..=FEW => (few, &args[..HEAD + FEW * len]),
+                _ => (large, &args[..HEAD + most(len) * len]),
+            };
+            let blocks = self.blocks.min(count as u32);
+            let dims = Dims::linear(blocks, block.block[0]);
+            // SAFETY: the caller's promise; the parameters have the layout of the kernel.
+            unsafe { stream.launch(kernel, dims, args) }?;
+        }
+        Ok(())
+    }
+}
