@@ -83,10 +83,10 @@ fn the_first_variable_of_several_words_is_replaced_in_a_text() {
         r#"fn f() {
             let name = if x { "GDS_GPU" } else { "GDS_NIC" };
             let why = if x { "it is too long" } else { "it is no number" };
-            Error::new("read", Kind::Invalid, format!("{name}={}: {why}, {why}", said))
+            Error::new("read", Kind::Invalid, format!("{name}={}: {why}, {why}", value))
         }"#,
-        "`read` Invalid: {name}={said}: it is no number, {why}
-        `read` Invalid: {name}={said}: it is too long, {why}",
+        "`read` Invalid: {name}={value}: it is no number, {why}
+        `read` Invalid: {name}={value}: it is too long, {why}",
     );
 }
 
