@@ -201,7 +201,7 @@ impl Error {
         self.0.kind
     }
 
-    /// The operation that failed, as a verb phrase: `post send`.
+    /// The operation that failed, as a verb phrase: `prepare send`.
     pub fn operation(&self) -> &'static str {
         self.0.operation
     }

@@ -60,8 +60,12 @@ fn constants_of_other_files_the_nearest_first() {
         const OPEN: &str = "open a"; // src/a/x.rs
         fn f() { Error::new(super::OPEN, Kind::Busy, "it is late") } // src/b/mod.rs
         pub const OPEN: &str = "open b"; // src/b/y.rs
-        const OPEN: &str = "open y";"#,
-        "`open a` Busy: it is late
+        const OPEN: &str = "open y";
+        fn g() { Error::new(CLOSE, Kind::Busy, "it is closed") } // src/c/x.rs
+        pub(crate) const CLOSE: &str = "close c"; // src/d/x.rs
+        pub(super) const CLOSE: &str = "close d";"#,
+        "`close c` Busy: it is closed
+        `open a` Busy: it is late
         `open b` Busy: it is busy",
     );
 }

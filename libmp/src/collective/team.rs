@@ -13,7 +13,7 @@ use crate::plan::{At, Plan, Refusal};
 use crate::region::Memory;
 use crate::request::collective::{Team, TeamFailure, parity};
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State, Target, closed};
+use crate::two_sided::{On, State, Target, not_connected};
 use crate::window::Targets;
 use crate::wire::collective::MOST_LEN;
 
@@ -269,7 +269,7 @@ impl Crew {
         }
         for rank in others(engine) {
             let lane = self.lanes[rank as usize];
-            let none = || closed(format!("rank {rank} is not connected"), rank);
+            let none = || not_connected(job.name(), rank);
             let peer = state.peers.get_mut(rank).ok_or_else(none)?;
             if !peer.can_post(lane, Target::Lanes) {
                 return Err(peer.error(job.name()));

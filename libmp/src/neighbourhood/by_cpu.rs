@@ -8,7 +8,7 @@ use crate::error::{Error, Kind, Result, time};
 use crate::plan::Plan;
 use crate::request::step::{Side, parity, reached};
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State};
+use crate::two_sided::{On, State, not_connected};
 
 impl Engine {
     /// Gives ready for the next step to all neighbours.
@@ -88,7 +88,7 @@ impl Engine {
         };
         let error = match state.peers.get(rank) {
             Some(peer) => peer.error(WAIT),
-            None => Error::new(WAIT, Kind::Closed, format!("rank {rank} is not connected")),
+            None => not_connected(WAIT, rank),
         };
         Err(error.of_message(Some(rank), tag, step))
     }

@@ -19,7 +19,7 @@ use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::step::{Step, parity};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State, Target, closed};
+use crate::two_sided::{On, State, Target, no_lane};
 
 pub(super) const READY: &str = "give ready to neighbours";
 pub(super) const SEND: &str = "send to neighbours";
@@ -132,10 +132,9 @@ impl Open<'_> {
         prepare: impl FnOnce(&mut Batch<'_, 3>) -> Result<Put>,
     ) -> Result<Put, Refused> {
         let link = self.state.peers.get_mut(at.rank).map(|peer| &mut peer.link);
-        let lane = link.and_then(|link| link.lane(at.lane)).ok_or_else(|| {
-            let what = format!("the lane to rank {} is not open", at.rank);
-            refused(closed(what, at.rank))
-        })?;
+        let lane = link
+            .and_then(|link| link.lane(at.lane))
+            .ok_or_else(|| refused(no_lane("exchange with neighbours", at.rank)))?;
         let mut batch = Batch::short(lane);
         // A batch of which a part is refused has undone itself.
         let last = prepare(&mut batch).map_err(|e| e.of_peer(at.rank));

@@ -62,7 +62,7 @@ mod watch;
 
 pub(crate) use peer::{Peer, Target};
 pub(crate) use spec::On;
-pub(crate) use state::{State, closed};
+pub(crate) use state::{State, no_lane, not_connected};
 pub(crate) use texts::join;
 
 pub use config::{Connect, Full, Progress};

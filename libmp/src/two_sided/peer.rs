@@ -12,6 +12,7 @@ use super::channels::Channels;
 use super::config::Config;
 use super::lanes::Lanes as Assigned;
 use super::liveness::Pulse;
+use super::state::not_connected;
 use crate::error::{Error, Kind, Result};
 use crate::path::{LANES, Lane, Link, Paths, Put};
 use crate::plan::{At, Lanes};
@@ -176,7 +177,7 @@ impl Peer {
     pub fn error(&self, operation: &'static str) -> Error {
         let rank = self.rank;
         let Some(failure) = self.failure() else {
-            return super::state::closed(format!("rank {rank} is not connected"), rank);
+            return not_connected(operation, rank);
         };
         Error::new(operation, failure.kind(), failure.of_others(rank)).with_rank(rank)
     }

@@ -14,7 +14,7 @@ use super::post::{POST, unposted};
 use super::receive::{ANY_RANK, advertise, check_ready_order};
 use super::send::{announce, direct, plain, unstamped};
 use super::spec::On;
-use super::state::{State, closed, known};
+use super::state::{State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Stamp};
 use crate::path::{Batch, Put};
@@ -272,8 +272,7 @@ impl Engine {
         let (number, len, large) = (common.number, common.len, common.large);
         let lane = common.poster.lane;
         let at = At { rank, lane };
-        let no_lane = || closed(format!("the lane to rank {rank} is not open"), rank);
-        let lane = link.lane(lane).ok_or_else(no_lane)?;
+        let lane = link.lane(lane).ok_or_else(|| no_lane(POST, rank))?;
         let segments = common.segments.as_slice();
         let known = match large && send.late.is_none() {
             true => channel.known_place(number, len),
@@ -531,8 +530,7 @@ fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Resu
         let taken = channel.taken(number).clone();
         posts.front.push(Part::Wait(taken, word::threshold(before)));
     }
-    let no_lane = || closed(format!("the lane to rank {rank} is not open"), rank);
-    let mut batch = Batch::new(link.lane(lane).ok_or_else(no_lane)?);
+    let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
     advertise(&mut batch, channel, common, receive)?;
     keep(&batch, At { rank, lane }, &mut posts.made, &mut posts.front);
     Ok(batch.all().last())

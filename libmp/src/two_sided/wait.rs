@@ -9,7 +9,7 @@ use gdsync::{Status, Stream};
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
 use super::post::note_waiter;
-use super::state::State;
+use super::state::{State, no_lane};
 use crate::error::{Error, Kind, Result, time};
 use crate::path::uncaptured;
 use crate::request::Done;
@@ -171,8 +171,7 @@ impl Engine {
                 let peer = state.peers.get_mut(rank);
                 let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
-                    let what = format!("the lane to rank {rank} is not open");
-                    return Err(Error::new(OPERATION, Kind::Closed, what).with_rank(rank));
+                    return Err(no_lane(OPERATION, rank));
                 };
                 // The wait, and the event behind it that shows when the stream has passed.
                 stream.check_room(2)?;

@@ -14,7 +14,7 @@ use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::one_sided::{Action, SignalState, SignalWait};
 use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{NULL_RANK, On, Peer, State, closed};
+use crate::two_sided::{NULL_RANK, On, Peer, State, not_connected};
 use crate::wire::word;
 
 /// A word of this rank's memory that the CPU or a stream waits for.
@@ -127,7 +127,7 @@ impl Awaited {
     fn lost(&self, state: &State) -> Option<Error> {
         let rank = self.from?;
         match state.peers.get(rank) {
-            None => Some(closed(format!("rank {rank} is not connected"), rank)),
+            None => Some(not_connected(name(self.action), rank)),
             Some(peer) => Some(peer)
                 .filter(|peer| !peer.is_here())
                 .map(|peer: &Peer| peer.error(name(self.action))),
