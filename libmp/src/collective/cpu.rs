@@ -8,13 +8,13 @@ use zerocopy::IntoBytes;
 
 use super::job::Job;
 use super::op::{Number, Op};
-use super::team::Crew;
+use super::team::TeamHandle;
 use crate::error::{Error, Kind, Result, time};
 use crate::plan::Plan;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{On, State, join};
 
-impl Crew {
+impl TeamHandle {
     /// Makes a call: puts the contributions `data` and waits, at most `limit`, for all ranks.
     /// Returns its number; the caller takes the contributions of the ranks from their slots, and
     /// then ends the call.

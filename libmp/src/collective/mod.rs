@@ -54,4 +54,4 @@ pub use op::{Number, Op};
 
 pub(crate) use job::Job;
 pub(crate) use stream::Buffers;
-pub(crate) use team::Crew;
+pub(crate) use team::TeamHandle;

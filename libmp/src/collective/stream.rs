@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gdsync::Stream;
 
 use super::job::Job;
-use super::team::{Crew, others};
+use super::team::{TeamHandle, others};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Collect, Kernels, LENS, Shape};
 use crate::region::Slice;
@@ -26,7 +26,7 @@ pub(crate) struct Buffers<'a> {
     pub into: Option<&'a Slice>,
 }
 
-impl Crew {
+impl TeamHandle {
     /// Enqueues a call on a stream: all of it, or, after an error, nothing that others can observe.
     pub fn call_on(
         &mut self,

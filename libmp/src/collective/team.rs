@@ -1,4 +1,4 @@
-//! [`Crew`]: the memory of the ranks of a team, and what a rank needs to post a call.
+//! [`TeamHandle`]: the memory of the ranks of a team, and what a rank needs to post a call.
 
 use std::mem;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl Layout {
 }
 
 /// A team, as its handle has it.
-pub(crate) struct Crew {
+pub(crate) struct TeamHandle {
     pub team: Arc<Team>,
     pub(super) targets: Targets,
     pub(super) layout: Layout,
@@ -85,9 +85,9 @@ pub(crate) struct Crew {
     pub(super) lanes: Vec<u8>,
 }
 
-impl Crew {
+impl TeamHandle {
     /// Makes the team with all ranks. A contribution has at most `most` bytes.
-    pub fn new(engine: &Engine, most: usize) -> Result<Crew> {
+    pub fn new(engine: &Engine, most: usize) -> Result<TeamHandle> {
         let (me, size) = (engine.rank, engine.size);
         // No team lives for 2^64 calls: only the numbers in the words wrap.
         let start = u64::from(engine.config.start as u32);
@@ -127,7 +127,7 @@ impl Crew {
         }
         let team =
             team.ok_or_else(|| Error::new(MAKE, Kind::Closed, "the object has no number"))?;
-        Ok(Crew {
+        Ok(TeamHandle {
             team,
             targets,
             layout,

@@ -194,7 +194,11 @@ impl Neighbours {
 impl Neighbourhood {
     /// The ranks of the neighbours that are other ranks, in the order in which they were added.
     pub fn neighbours(&self) -> impl Iterator<Item = u32> + '_ {
-        self.exchange.board.sides.iter().map(|side| side.rank)
+        self.exchange
+            .words
+            .neighbours
+            .iter()
+            .map(|neighbour| neighbour.rank)
     }
 
     /// The number of steps whose send was posted.
@@ -206,7 +210,7 @@ impl Neighbourhood {
     /// whose data has arrived, as streams find it. A stream stores it in `wait_on`, before its later
     /// work. Valid as long as the neighbourhood.
     pub fn step_word(&self) -> DevicePtr {
-        self.exchange.board.passed.addr()
+        self.exchange.words.passed.addr()
     }
 
     /// Makes `stream` tell all neighbours that they may write the data of the next step here.

@@ -177,7 +177,7 @@ impl Engine {
                         peer.is_here() && !peer.is_open(lane, Target::Lanes)
                     }
                 };
-                let mut ranks = x.board.sides.iter().map(|side| side.rank);
+                let mut ranks = x.words.neighbours.iter().map(|neighbour| neighbour.rank);
                 if let Some(rank) = ranks.find(|rank| closed(*rank)) {
                     drop(guard);
                     self.ensure(rank, &on, Target::Lanes)?;
@@ -208,8 +208,8 @@ impl Engine {
         let step = calls.may_ready(x.ahead)?;
         self.with_lanes(x, on, &mut calls, |open| {
             with_plan(open, |open, plan| {
-                for (side, port) in x.board.sides.iter().zip(&x.ports) {
-                    let Some(at) = open.at(side.rank) else {
+                for (neighbour, port) in x.words.neighbours.iter().zip(&x.ports) {
+                    let Some(at) = open.at(neighbour.rank) else {
                         continue;
                     };
                     give_ready(open, plan, at, port, step)?;
@@ -240,8 +240,8 @@ impl Engine {
                     true => (step - 1, parity(step - 1)),
                     false => (step, parity(step)),
                 };
-                for side in &x.board.sides {
-                    plan.wait(&side.ready[word], waits_for, false);
+                for neighbour in &x.words.neighbours {
+                    plan.wait(&neighbour.ready[word], waits_for, false);
                 }
                 self.prepare_data(x, open, plan, step)?;
                 post(open, plan, stream, table.map(|_| &launch as _))
@@ -270,20 +270,20 @@ impl Engine {
         let launch = |stream: &Stream| self.launch(table, stream);
         self.with_lanes(x, on, &mut calls, |open| {
             with_plan(open, |open, plan| {
-                let last = x.board.last();
-                for (side, put) in x.board.sides.iter().zip(&last.puts) {
-                    if let (Some(at), Some((lane, put))) = (open.at(side.rank), *put) {
+                let last = x.words.last();
+                for (neighbour, put) in x.words.neighbours.iter().zip(&last.puts) {
+                    if let (Some(at), Some((lane, put))) = (open.at(neighbour.rank), *put) {
                         plan.done(At { lane, ..at }, put);
                     }
                 }
                 drop(last);
-                for (i, side) in (1..).zip(&x.board.sides) {
+                for (i, neighbour) in (1..).zip(&x.words.neighbours) {
                     // One flush behind all waits makes the data of all neighbours visible.
-                    let flush = x.flushes && i == x.board.sides.len();
-                    plan.wait(&side.arrived[parity(step)], step, flush);
+                    let flush = x.flushes && i == x.words.neighbours.len();
+                    plan.wait(&neighbour.arrived[parity(step)], step, flush);
                 }
-                plan.store(&x.board.passed, step);
-                plan.passed_by(&x.board.passed, step);
+                plan.store(&x.words.passed, step);
+                plan.passed_by(&x.words.passed, step);
                 if table.is_some() {
                     plan.kernel_here();
                 }
@@ -307,11 +307,11 @@ impl Engine {
         plan: &mut Plan<'_>,
         step: u64,
     ) -> Result<(), Refused> {
-        let mut last = x.board.last();
+        let mut last = x.words.last();
         last.step = step;
-        for (i, (side, port)) in x.board.sides.iter().zip(&x.ports).enumerate() {
+        for (i, (neighbour, port)) in x.words.neighbours.iter().zip(&x.ports).enumerate() {
             last.puts[i] = None;
-            let Some(at) = open.at(side.rank) else {
+            let Some(at) = open.at(neighbour.rank) else {
                 continue;
             };
             let arrived = port.arrived[parity(step)];
@@ -334,7 +334,7 @@ impl Engine {
         number: u64,
         stream: Option<&Stream>,
     ) -> Option<RequestKey> {
-        let first = x.board.sides.first()?;
+        let first = x.words.neighbours.first()?;
         let requests = &mut open.state.requests;
         let common = Common {
             number,
@@ -347,7 +347,7 @@ impl Engine {
             ..Common::new(first.rank, first.receive, &[])
         };
         let operation = Operation::Step(Step {
-            board: x.board.clone(),
+            words: x.words.clone(),
             number,
             wait: None,
             done: None,
@@ -371,7 +371,7 @@ impl Engine {
         };
         let kernels = self.kernels(SEND)?;
         // SAFETY: the table names pieces, which `Strided` has checked, and library memory with room
-        // for all of them. The exchange holds the table, and the board, which holds all of that
+        // for all of them. The exchange holds the table, and the words, which hold all of that
         // memory. Memory that is returned stays accessible until the stream has run what was
         // enqueued before.
         unsafe { kernels.moves(stream, &table.params, table.dims) }

@@ -1,5 +1,5 @@
-//! [`Exchange`]: what is fixed when a neighbourhood is built. Memory, addresses and keys of both
-//! sides, and the moves between the pieces and the memory that the NIC uses.
+//! [`Exchange`]: what is fixed when a neighbourhood is built. Memory, addresses and keys on
+//! both ranks, and the moves between the pieces and the memory that the NIC uses.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,10 +13,10 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::{Moves, Pieces, moves_of};
 use crate::path::{Keys, Path, Remote, Rights, Span};
 use crate::region::{Memory, Slice, Strided};
-use crate::request::step::{Board, Side, before};
+use crate::request::step::{ExchangeWords, NeighbourState, before};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
-use crate::wire::control::Neighbour as Named;
+use crate::wire::control::Neighbour as NeighbourRecord;
 use crate::wire::record::Record;
 
 /// Bytes of a word, and number of words of a neighbour: ready and arrival, by parity of the step.
@@ -76,7 +76,7 @@ pub(super) struct Calls {
 /// A neighbourhood.
 pub(crate) struct Exchange {
     /// The neighbours that are other ranks, in the order of `ports`.
-    pub board: Arc<Board>,
+    pub words: Arc<ExchangeWords>,
     pub(super) ports: Vec<Port>,
     /// Steps that may be ready and not waited for: 2 with double buffering.
     pub(super) ahead: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        self.board.abandon();
+        self.words.abandon();
     }
 }
 
@@ -194,10 +194,10 @@ impl Engine {
         self.move_to_itself(&mut pack, &own, staged_own, &landing)?;
 
         let mine = others.iter().zip(&staged).enumerate();
-        let mine = mine.map(|(at, (one, staged))| self.side(one, staged, at, &words, &landing));
+        let mine = mine.map(|(at, (one, staged))| self.record(one, staged, at, &words, &landing));
         let theirs = self.join_neighbours(&others, mine.collect())?;
         let ports = others.iter().zip(&staged).zip(&theirs);
-        let ports = ports.map(|((one, staged), side)| self.port(one, staged, side, &packing));
+        let ports = ports.map(|((one, staged), record)| self.port(one, staged, record, &packing));
         let ports = ports.collect::<Result<Vec<Port>>>()?;
 
         let in_gpu = |memory: &Memory| memory.region().kind() == MemoryKind::Device;
@@ -212,17 +212,22 @@ impl Engine {
         let pieces = pieces.flat_map(|one| one.sent.iter().chain(&one.received));
         let mut memory: Vec<Memory> = pieces.map(|piece| piece.memory().clone()).collect();
         memory.extend([landing, packing, words.clone()]);
-        let sides = others.iter().enumerate().map(|(at, one)| {
+        let neighbours = others.iter().enumerate().map(|(at, one)| {
             let word = |i| words.region().word64((WORDS * at + i) * WORD);
             let words = [word(0)?, word(1)?, word(2)?, word(3)?];
             let bytes = [one.sends(), one.receives()];
-            Ok(Side::new(one.rank, [one.send, one.receive], bytes, words))
+            Ok(NeighbourState::new(
+                one.rank,
+                [one.send, one.receive],
+                bytes,
+                words,
+            ))
         });
-        let sides = sides.collect::<Result<Vec<_>>>()?;
+        let neighbours = neighbours.collect::<Result<Vec<_>>>()?;
         let passed = self.gpu.alloc(MemoryKind::Pinned, ALIGN)?.word64(0)?;
         passed.store(0)?;
         Ok(Exchange {
-            board: Arc::new(Board::new(sides, passed, memory)),
+            words: Arc::new(ExchangeWords::new(neighbours, passed, memory)),
             ports,
             ahead: 1 + u64::from(double),
             pack: Copies::new(&self.gpu, pack)?,
@@ -243,15 +248,15 @@ impl Engine {
         Ok(words)
     }
 
-    /// This rank's side, for the neighbour.
-    fn side(
+    /// The record by which the neighbour addresses this rank's memory.
+    fn record(
         &self,
         one: &Neighbour,
         staged: &Staged,
         at: usize,
         words: &Memory,
         landing: &Memory,
-    ) -> Named {
+    ) -> NeighbourRecord {
         let path = self.paths.to(one.rank);
         let block = |keys: &Keys| -> Vec<Record> { vec![keys.record(path)] };
         let (landing, landing_block) = match (staged.landing, one.direct()) {
@@ -259,7 +264,7 @@ impl Engine {
             (None, Some(slice)) => ([slice.offset(); 2], block(slice.memory().keys())),
             (None, None) => ([0; 2], Vec::new()),
         };
-        Named {
+        NeighbourRecord {
             send: one.send,
             receive: one.receive,
             sends: one.sends(),
@@ -271,25 +276,25 @@ impl Engine {
         }
     }
 
-    /// The places at a neighbour, from its side.
+    /// The places at a neighbour, from its record.
     fn port(
         &self,
         one: &Neighbour,
         staged: &Staged,
-        side: &Named,
+        record: &NeighbourRecord,
         packing: &Memory,
     ) -> Result<Port> {
         let path: Path = self.paths.to(one.rank);
         let named = || -> Result<([Span; WORDS], [Option<Span>; 2])> {
-            let words = Remote::any(path, &side.words_block)?;
-            let word = |i: usize| words.span(side.words as usize + i * WORD, WORD);
+            let words = Remote::any(path, &record.words_block)?;
+            let word = |i: usize| words.span(record.words as usize + i * WORD, WORD);
             let words = [word(0)?, word(1)?, word(2)?, word(3)?];
             if one.sends() == 0 {
                 return Ok((words, [None; 2]));
             }
-            let landing = Remote::any(path, &side.landing_block)?;
+            let landing = Remote::any(path, &record.landing_block)?;
             let span = |at: u64| landing.span(at as usize, one.sends() as usize).map(Some);
-            Ok((words, [span(side.landing[0])?, span(side.landing[1])?]))
+            Ok((words, [span(record.landing[0])?, span(record.landing[1])?]))
         };
         let ([even, odd, even_data, odd_data], data) = named().map_err(|e| {
             let what = format!("{} named memory that is too short: {e}", one.name());
@@ -331,12 +336,12 @@ impl Engine {
                 return Err(one.error(Kind::Missing, what));
             };
             let to = &own[at];
-            let side = Named {
+            let record = NeighbourRecord {
                 sends: to.sends(),
                 receives: to.receives(),
-                ..Named::default()
+                ..NeighbourRecord::default()
             };
-            sizes(one, &side)?;
+            sizes(one, &record)?;
             match (staged[at].landing, to.direct()) {
                 (Some(at), _) => moves(pack, &one.sent, landing, at, false),
                 (None, Some(slice)) => {

@@ -33,7 +33,7 @@ pub(crate) fn reached(word: &Word64, step: u64) -> bool {
 
 /// A neighbour that is another rank.
 #[derive(Debug)]
-pub(crate) struct Side {
+pub(crate) struct NeighbourState {
     pub rank: u32,
     /// The tags under which this rank sends to it and receives from it.
     pub send: u32,
@@ -49,10 +49,15 @@ pub(crate) struct Side {
     lost: AtomicU64,
 }
 
-impl Side {
-    pub fn new(rank: u32, [send, receive]: [u32; 2], bytes: [u64; 2], words: [Word64; 4]) -> Side {
+impl NeighbourState {
+    pub fn new(
+        rank: u32,
+        [send, receive]: [u32; 2],
+        bytes: [u64; 2],
+        words: [Word64; 4],
+    ) -> NeighbourState {
         let [even, odd, even_data, odd_data] = words;
-        Side {
+        NeighbourState {
             rank,
             send,
             receive,
@@ -97,8 +102,8 @@ pub(crate) struct Last {
 
 /// The words of an exchange. The records of its steps hold it, and it holds all memory of them.
 #[derive(Debug)]
-pub(crate) struct Board {
-    pub sides: Vec<Side>,
+pub(crate) struct ExchangeWords {
+    pub neighbours: Vec<NeighbourState>,
     /// The last step whose waits a stream has passed.
     pub passed: Word64,
     /// Locked under the engine's lock, or while there is none.
@@ -108,11 +113,15 @@ pub(crate) struct Board {
     _memory: Vec<Memory>,
 }
 
-impl Board {
-    pub fn new(sides: Vec<Side>, passed: Word64, memory: Vec<Memory>) -> Board {
-        let puts = vec![None; sides.len()];
-        Board {
-            sides,
+impl ExchangeWords {
+    pub fn new(
+        neighbours: Vec<NeighbourState>,
+        passed: Word64,
+        memory: Vec<Memory>,
+    ) -> ExchangeWords {
+        let puts = vec![None; neighbours.len()];
+        ExchangeWords {
+            neighbours,
             passed,
             last: Mutex::new(Last { step: 0, puts }),
             abandoned: AtomicBool::new(false),
@@ -135,17 +144,19 @@ impl Board {
 
     /// Releases all waits for a neighbour that was given up, if a step up to `step` lacks one of
     /// its words, or if the put of `step` to it failed.
-    pub fn lose(&self, side: &Side, step: u64, unsent: bool) {
-        let lacking = side.first_lacking();
+    pub fn lose(&self, neighbour: &NeighbourState, step: u64, unsent: bool) {
+        let lacking = neighbour.first_lacking();
         let from = if unsent { lacking.min(step) } else { lacking };
-        if from <= step && !side.is_lost(from) {
-            side.lose(from);
+        if from <= step && !neighbour.is_lost(from) {
+            neighbour.lose(from);
         }
     }
 
     /// Releases all waits.
     pub fn release(&self) {
-        self.sides.iter().for_each(|side| side.lose(0));
+        self.neighbours
+            .iter()
+            .for_each(|neighbour| neighbour.lose(0));
     }
 }
 
@@ -159,7 +170,7 @@ pub(crate) enum Lacking {
 /// The record of a step: from its send to the end of its wait.
 #[derive(Debug)]
 pub(crate) struct Step {
-    pub board: Arc<Board>,
+    pub words: Arc<ExchangeWords>,
     pub number: u64,
     /// The position of the wait for the data, once it is enqueued.
     pub wait: Option<u64>,
@@ -169,34 +180,34 @@ pub(crate) struct Step {
 
 impl Step {
     /// Whether the neighbour has not given ready, or has not sent.
-    pub fn lacks(&self, side: &Side) -> Option<Lacking> {
+    pub fn lacks(&self, neighbour: &NeighbourState) -> Option<Lacking> {
         let at = parity(self.number);
         match () {
-            () if !reached(&side.ready[at], self.number) => Some(Lacking::Ready),
-            () if !reached(&side.arrived[at], self.number) => Some(Lacking::Data),
+            () if !reached(&neighbour.ready[at], self.number) => Some(Lacking::Ready),
+            () if !reached(&neighbour.arrived[at], self.number) => Some(Lacking::Data),
             () => None,
         }
     }
 
     /// The first neighbour for whose word a stream waits now.
-    pub fn lack(&self) -> Option<(&Side, Lacking)> {
-        let lacks = |side| Some((side, self.lacks(side)?));
+    pub fn lack(&self) -> Option<(&NeighbourState, Lacking)> {
+        let lacks = |neighbour| Some((neighbour, self.lacks(neighbour)?));
         let lacking = |what| {
-            let mut sides = self.board.sides.iter().filter_map(lacks);
-            sides.find(|(_, lacking)| *lacking == what)
+            let mut neighbours = self.words.neighbours.iter().filter_map(lacks);
+            neighbours.find(|(_, lacking)| *lacking == what)
         };
         lacking(Lacking::Ready).or_else(|| lacking(Lacking::Data).filter(|_| self.wait.is_some()))
     }
 
     /// Whether a stream has passed all waits of the step.
     pub fn is_passed(&self) -> bool {
-        self.wait.is_some() && reached(&self.board.passed, self.number)
+        self.wait.is_some() && reached(&self.words.passed, self.number)
     }
 
     /// The first neighbour because of which the step failed.
-    pub fn lost(&self) -> Option<&Side> {
-        let mut sides = self.board.sides.iter();
-        sides.find(|side| side.is_lost(self.number))
+    pub fn lost(&self) -> Option<&NeighbourState> {
+        let mut neighbours = self.words.neighbours.iter();
+        neighbours.find(|neighbour| neighbour.is_lost(self.number))
     }
 }
 
@@ -207,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    fn board() -> Arc<Board> {
+    fn words() -> Arc<ExchangeWords> {
         let gpu = Gpu::soft().unwrap();
         let memory = gpu.alloc(MemoryKind::Pinned, 128).unwrap();
         let word = |at: usize| memory.word64(8 * at).unwrap();
@@ -217,13 +228,13 @@ mod tests {
         }
         let passed = word(4);
         passed.store(0).unwrap();
-        let sides = vec![Side::new(3, [1, 2], [0; 2], words)];
-        Arc::new(Board::new(sides, passed, Vec::new()))
+        let neighbours = vec![NeighbourState::new(3, [1, 2], [0; 2], words)];
+        Arc::new(ExchangeWords::new(neighbours, passed, Vec::new()))
     }
 
-    fn step(board: &Arc<Board>, number: u64) -> Step {
+    fn step(words: &Arc<ExchangeWords>, number: u64) -> Step {
         Step {
-            board: Arc::clone(board),
+            words: Arc::clone(words),
             number,
             wait: Some(0),
             done: None,
@@ -232,37 +243,37 @@ mod tests {
 
     #[test]
     fn step_lacks_its_own_words_only() {
-        let board = board();
-        let side = &board.sides[0];
-        assert_eq!(step(&board, 1).lacks(side), Some(Lacking::Ready));
-        assert_eq!(step(&board, 2).lacks(side), Some(Lacking::Ready));
-        side.ready[1].store(1).unwrap();
-        assert_eq!(step(&board, 1).lacks(side), Some(Lacking::Data));
-        assert_eq!(step(&board, 2).lacks(side), Some(Lacking::Ready));
-        side.arrived[1].store(1).unwrap();
-        assert_eq!(step(&board, 1).lacks(side), None);
-        assert_eq!(step(&board, 3).lacks(side), Some(Lacking::Ready));
+        let words = words();
+        let neighbour = &words.neighbours[0];
+        assert_eq!(step(&words, 1).lacks(neighbour), Some(Lacking::Ready));
+        assert_eq!(step(&words, 2).lacks(neighbour), Some(Lacking::Ready));
+        neighbour.ready[1].store(1).unwrap();
+        assert_eq!(step(&words, 1).lacks(neighbour), Some(Lacking::Data));
+        assert_eq!(step(&words, 2).lacks(neighbour), Some(Lacking::Ready));
+        neighbour.arrived[1].store(1).unwrap();
+        assert_eq!(step(&words, 1).lacks(neighbour), None);
+        assert_eq!(step(&words, 3).lacks(neighbour), Some(Lacking::Ready));
     }
 
     #[test]
     fn lost_neighbour_fails_the_steps_that_lack_a_word_and_later_ones() {
         for (arrived, unsent, lost) in [([0, 1], false, 2), ([2, 1], false, 3), ([2, 1], true, 2)] {
-            let board = board();
-            let side = &board.sides[0];
+            let words = words();
+            let neighbour = &words.neighbours[0];
             for at in [0, 1] {
-                side.ready[at].store(2 - at as u64).unwrap();
+                neighbour.ready[at].store(2 - at as u64).unwrap();
                 let none = before(at);
                 let word = arrived[at];
-                side.arrived[at]
+                neighbour.arrived[at]
                     .store(if word == 0 { none } else { word })
                     .unwrap();
             }
-            board.lose(side, 2, unsent);
-            let failed: Vec<bool> = (1..5).map(|n| side.is_lost(n)).collect();
+            words.lose(neighbour, 2, unsent);
+            let failed: Vec<bool> = (1..5).map(|n| neighbour.is_lost(n)).collect();
             let lost_here = lost <= 2;
             let expected: Vec<bool> = (1..5).map(|n| lost_here && n >= lost).collect();
             assert_eq!(failed, expected, "{arrived:?} {unsent}");
-            assert_eq!(reached(&side.arrived[0], 1000), lost_here);
+            assert_eq!(reached(&neighbour.arrived[0], 1000), lost_here);
         }
     }
 }

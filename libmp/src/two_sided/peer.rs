@@ -11,7 +11,7 @@ use super::channel::RecvChannel;
 use super::channels::Channels;
 use super::config::Config;
 use super::lanes::Lanes as Assigned;
-use super::liveness::Pulse;
+use super::liveness::Liveness;
 use super::state::not_connected;
 use crate::error::{Error, Kind, Result};
 use crate::path::{LANES, Lane, Link, Paths, Put};
@@ -36,7 +36,7 @@ pub(crate) struct Peer {
     /// opened, and stays that one, which keeps the order of what they post.
     pub stand_in: [u8; LANES],
     pub channels: Channels,
-    pub pulse: Pulse,
+    pub liveness: Liveness,
     pub standing: Standing,
     /// Its memory of windows that this rank has not made yet, by the window's number.
     pub windows: BTreeMap<u64, Vec<Record>>,
@@ -140,7 +140,7 @@ impl Peer {
             link: Link::new(rank),
             stand_in: std::array::from_fn(|lane| lane as u8),
             channels: Channels::new(rank),
-            pulse: Pulse::default(),
+            liveness: Liveness::default(),
             windows: BTreeMap::new(),
             neighbours: Vec::new(),
             counts: Counts::default(),
@@ -194,7 +194,7 @@ impl Peer {
     pub fn owes_answer(&self) -> bool {
         let asked = Closing::Asked;
         self.link.is_opening()
-            || self.pulse.awaited
+            || self.liveness.awaited
             || matches!(self.standing, Standing::Here { closing, .. } if closing == asked)
             || self.channels.is_opening()
     }

@@ -59,7 +59,7 @@ impl Engine {
                 let mut state = self.lock();
                 self.drain_control(&mut state);
                 if let Some(peer) = state.peers.get_mut(rank) {
-                    peer.pulse.gone = true;
+                    peer.liveness.gone = true;
                 }
                 let cause = Cause::Other(format!("rank {rank} has left the job or has died"));
                 self.give_up(&mut state, rank, Status::REMOTE_ABORTED, cause);

@@ -11,7 +11,7 @@ use gds_step::Time;
 use gdsync::rdma::Doorbell;
 use gdsync::{Gpu, Status, Stream};
 
-use super::agree::Patience;
+use super::agree::AgreementTimer;
 use super::any::Matcher;
 use super::channel::{RecvChannel, SendChannel};
 use super::lanes::Lanes;
@@ -85,7 +85,7 @@ pub(crate) struct State {
     pub ready: ReadyMemory,
     /// Which ranks are lost, as far as the ranks have agreed.
     pub agreement: Agreement,
-    pub patience: Patience,
+    pub agreement_timer: AgreementTimer,
     /// Failures that no call has returned.
     pub faults: Faults,
     /// What belongs to no peer.
@@ -149,7 +149,7 @@ impl State {
             failed_teams: Vec::new(),
             ready: ReadyMemory::default(),
             agreement: Agreement::new(rank, size),
-            patience: Patience::default(),
+            agreement_timer: AgreementTimer::default(),
             faults: Faults::default(),
             pairs: Pairs::default(),
             counts: Counts::default(),
