@@ -2,7 +2,7 @@
 //!
 //! A cell needs all cells around it, so a rank exchanges faces, edges and corners with 26
 //! neighbours. One [`mp::Neighbourhood`] has all of them, for both fields. In each step the stream
-//! gives ready, sends, computes the cells that need no halo, waits, and computes the others:
+//! sends its ready words, sends the data, computes the cells that need no halo, waits, and computes the others:
 //!
 //! ```text
 //! ready_on, send_on, inner cells, wait_on, cells beside the halo, keep, ready_on, ...

@@ -45,7 +45,7 @@ impl TeamHandle {
         }
     }
 
-    /// Ends a call of the CPU, whose slots are read.
+    /// Ends a call of the CPU, after its slots were read.
     pub fn end(&mut self, number: u64) -> Result<()> {
         self.team.passed.store(number)?;
         (self.last, self.stream) = (number, None);
@@ -101,7 +101,7 @@ impl TeamHandle {
         }
     }
 
-    /// The error of a call for which the stream of the last call is late.
+    /// The error of a call that has waited for the stream of the last call until its limit.
     #[cold]
     fn stream_is_late(
         &self,

@@ -27,7 +27,8 @@ pub(crate) struct Buffers<'a> {
 }
 
 impl TeamHandle {
-    /// Enqueues a call on a stream: all of it, or, after an error, nothing that others can observe.
+    /// Enqueues a call on a stream: all of it, or, after an error, nothing that another rank can
+    /// observe.
     pub fn call_on(
         &mut self,
         engine: &Engine,
@@ -104,7 +105,7 @@ impl TeamHandle {
         Ok(())
     }
 
-    /// Makes the stream wait for the stream of the last call, if it is another one.
+    /// Makes the stream wait for the stream of the last call, if that is another one.
     fn follow(&self, state: &mut State, stream: &Stream) -> Result<()> {
         let other = self.stream.is_some_and(|last| last != stream.id());
         if !other || self.team.has_passed(self.last) {
@@ -117,8 +118,8 @@ impl TeamHandle {
         posted.map_err(|refusal| refusal.error)
     }
 
-    /// Copies the contributions to where they are put from. Nothing reads them but this call, so the
-    /// copy does no harm if the call is refused.
+    /// Copies the contributions to the memory from which they are put. Only this call reads it, so the
+    /// copy needs no undoing if the call is refused.
     fn copy(
         &self,
         job: &Job<'_>,

@@ -1,4 +1,4 @@
-//! [`TeamHandle`]: the memory of the ranks of a team, and what a rank needs to post a call.
+//! [`TeamHandle`]: the handle's part of a team, with the layout of the memory, and the puts of a call.
 
 use std::mem;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Layout {
         slots + (parity * self.ranks + rank as usize) * self.room
     }
 
-    /// The offset of the contributions of this rank, if each rank has another one.
+    /// The offset of the contributions of this rank, if it has another one for each rank.
     pub fn personal(&self, parity: usize) -> usize {
         self.slot(2 + parity, 0)
     }
@@ -70,7 +70,7 @@ impl Layout {
     }
 }
 
-/// A team, as its handle has it.
+/// The handle's part of a team: what this rank needs to post its next call.
 pub(crate) struct TeamHandle {
     pub team: Arc<Team>,
     pub(super) targets: Targets,
@@ -211,7 +211,7 @@ impl TeamHandle {
         }
     }
 
-    /// Makes the team fail after only a part of a call was posted.
+    /// Fails the team after only a part of a call was posted.
     #[cold]
     fn torn(&self, engine: &Engine, state: &mut State, number: u64, e: &Error) {
         let failure = TeamFailure {

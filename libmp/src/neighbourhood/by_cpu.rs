@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::by_stream::{Open, READY, Refused, SEND, WAIT, give_ready, reserve, with_plan};
+use super::by_stream::{Open, READY, Refused, SEND, WAIT, put_ready, reserve, with_plan};
 use super::exchange::Exchange;
 use crate::error::{Error, Kind, Result, time};
 use crate::plan::Plan;
@@ -11,7 +11,7 @@ use crate::two_sided::engine::Engine;
 use crate::two_sided::{On, State, not_connected};
 
 impl Engine {
-    /// Gives ready for the next step to all neighbours.
+    /// Sends the ready words of the next step to all neighbours.
     pub fn ready_by_cpu(&self, x: &Exchange) -> Result<()> {
         let mut calls = x.calls(READY)?;
         let step = calls.may_ready(x.ahead)?;
@@ -19,7 +19,7 @@ impl Engine {
             with_plan(open, |open, plan| {
                 for (neighbour, port) in x.words.neighbours.iter().zip(&x.ports) {
                     if let Some(at) = open.at(neighbour.rank) {
-                        give_ready(open, plan, at, port, step)?;
+                        put_ready(open, plan, at, port, step)?;
                     }
                 }
                 post(open, plan)
@@ -29,7 +29,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits, at most `limit`, until all neighbours have given ready, and sends them the data of
+    /// Waits, at most `limit`, for the ready words of all neighbours, and sends them the data of
     /// the next step.
     pub fn send_by_cpu(&self, x: &Exchange, limit: Duration) -> Result<()> {
         let mut calls = x.calls(SEND)?;
@@ -39,7 +39,7 @@ impl Engine {
                 || state.given_up(neighbour.rank).is_some()
         });
         if let Some(neighbour) = late {
-            return Err(self.late_neighbour(SEND, neighbour, step, limit, "its ready word"));
+            return Err(self.late_neighbour(SEND, neighbour, step, limit, "the ready word"));
         }
         x.pack.execute(parity(step))?;
         let record = self.with_lanes(x, On::Cpu, &mut calls, |open| {
@@ -66,7 +66,7 @@ impl Engine {
             lost || arrived && state.sent(&x.words, at, step) == Some(true)
         });
         if let Some(neighbour) = late {
-            return Err(self.late_neighbour(WAIT, neighbour, step, limit, "its data"));
+            return Err(self.late_neighbour(WAIT, neighbour, step, limit, "the data"));
         }
         if x.flushes {
             self.gpu.flush_remote_writes();

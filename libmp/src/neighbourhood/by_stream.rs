@@ -21,12 +21,12 @@ use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{On, State, Target, no_lane};
 
-pub(super) const READY: &str = "give ready to neighbours";
+pub(super) const READY: &str = "send ready to neighbours";
 pub(super) const SEND: &str = "send to neighbours";
 pub(super) const WAIT: &str = "wait for neighbours";
 
 impl Calls {
-    /// The step whose ready is due.
+    /// The step whose ready words are due.
     ///
     /// # Errors
     /// `Busy` if an earlier step is not waited for.
@@ -46,7 +46,7 @@ impl Calls {
     /// The step whose send is due.
     ///
     /// # Errors
-    /// `Busy` if the step before is not waited for; `NoSuchRequest` if ready was not given.
+    /// `Busy` if the step before is not waited for; `NoSuchRequest` if its ready words were not sent.
     pub fn may_send(&self) -> Result<u64> {
         let step = self.sent + 1;
         if self.waited < self.sent {
@@ -58,8 +58,8 @@ impl Calls {
         }
         if self.ready < step {
             let what = format!(
-                "ready was not given for step {step}, and neighbours that do the same would wait \
-                 for each other; call ready_on or ready first"
+                "the ready words of step {step} were not sent, and neighbours that do the same \
+                 would wait for each other; call ready_on or ready first"
             );
             return Err(Error::new(SEND, Kind::NoSuchRequest, what));
         }
@@ -69,7 +69,7 @@ impl Calls {
     /// The step whose wait is due; `by`: a stream, or the CPU.
     ///
     /// # Errors
-    /// `NoSuchRequest` if it was not sent; `Invalid` if another side has sent it.
+    /// `NoSuchRequest` if it was not sent; `Invalid` if another stream, or the CPU, has sent it.
     pub fn may_wait(&self, by: Option<u64>) -> Result<u64> {
         let step = self.waited + 1;
         if self.sent < step {
@@ -77,15 +77,15 @@ impl Calls {
             return Err(Error::new(WAIT, Kind::NoSuchRequest, what));
         }
         if self.sender != by {
-            let side = |side: Option<u64>| match side {
+            let poster = |poster: Option<u64>| match poster {
                 Some(stream) => format!("stream {stream}"),
                 None => "the CPU".to_owned(),
             };
             let what = format!(
-                "{} has sent step {step}, and {} cannot wait for it; use one side for both calls \
-                 of a step",
-                side(self.sender),
-                side(by)
+                "{} has sent step {step}, and {} cannot wait for it; use one stream, or the CPU, \
+                 for both calls of a step",
+                poster(self.sender),
+                poster(by)
             );
             return Err(Error::new(WAIT, Kind::Invalid, what));
         }
@@ -93,14 +93,14 @@ impl Calls {
     }
 }
 
-/// What a plan was refused for.
+/// Why a plan was refused.
 pub(super) enum Refused {
     /// The queue of a neighbour has failed.
     Queue,
     Other(Refusal),
 }
 
-/// The state of the engine with the lane of a call. `careful`: queues are looked at before use.
+/// The state of the engine with the lane of a call. `careful`: a queue is checked before its use.
 pub(super) struct Open<'g> {
     pub state: &'g mut State,
     lane: u8,
@@ -144,7 +144,7 @@ impl Open<'_> {
         last.map_err(|e| self.refused(e, false))
     }
 
-    /// The reason of a refusal.
+    /// Whether an error is the failure of a neighbour's queue, which the call has not found before.
     pub fn refused(&mut self, error: Error, torn: bool) -> Refused {
         let failed = matches!(error.kind(), Kind::PeerFailed(_) | Kind::Failed(_));
         match failed && !self.careful && !torn {
@@ -200,7 +200,7 @@ impl Engine {
         })
     }
 
-    /// Makes the stream give ready for the next step to all neighbours.
+    /// Makes the stream send the ready words of the next step to all neighbours.
     pub fn ready_on(&self, x: &Exchange, stream: &Stream) -> Result<()> {
         let on = On::Stream(stream, None);
         on.check(&self.gpu, READY)?;
@@ -212,7 +212,7 @@ impl Engine {
                     let Some(at) = open.at(neighbour.rank) else {
                         continue;
                     };
-                    give_ready(open, plan, at, port, step)?;
+                    put_ready(open, plan, at, port, step)?;
                 }
                 post(open, plan, stream, None)
             })
@@ -221,7 +221,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the stream send the data of the next step to all neighbours that have given ready.
+    /// Makes the stream wait for the ready words of all neighbours for the next step, and send them
+    /// its data.
     pub fn send_on(&self, x: &Exchange, stream: &Stream) -> Result<()> {
         let on = On::Stream(stream, None);
         on.check(&self.gpu, SEND)?;
@@ -391,8 +392,8 @@ pub(super) fn reserve(engine: &Engine, open: &mut Open<'_>) -> Result<(), Refuse
     open.state.requests.reserve(&engine.gpu).map_err(refused)
 }
 
-/// Prepares the ready word of a step.
-pub(super) fn give_ready(
+/// Prepares the put of the ready word of a step.
+pub(super) fn put_ready(
     open: &mut Open<'_>,
     plan: &mut Plan<'_>,
     at: At,
@@ -404,7 +405,7 @@ pub(super) fn give_ready(
         .map(drop)
 }
 
-/// A refusal of a call of which nothing is enqueued.
+/// The refusal of a call of which nothing is enqueued.
 pub(super) fn refused(error: Error) -> Refused {
     Refused::Other(error.into())
 }

@@ -25,7 +25,8 @@ const WORDS: usize = 4;
 /// Alignment of the bytes of a neighbour in library memory.
 const ALIGN: usize = 64;
 
-/// What this rank puts to a neighbour, and to which places. The indices are parities of steps.
+/// The destinations of this rank's puts at a neighbour, and the data. The indices are parities of
+/// steps.
 pub(super) struct Port {
     pub ready: [Span; 2],
     pub arrived: [Span; 2],
@@ -61,11 +62,11 @@ pub(super) struct Copies {
 /// The position of the application in its calls.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    /// The last steps whose ready, send and wait were posted.
+    /// The last steps whose ready words, data and waits were posted.
     pub ready: u64,
     pub sent: u64,
     pub waited: u64,
-    /// The side that sent the last step: a stream's number, or the CPU.
+    /// The poster of the last step's data: a stream's number; `None`: the CPU.
     pub sender: Option<u64>,
     /// The record of the last step that was sent.
     pub record: Option<RequestKey>,
@@ -73,7 +74,7 @@ pub(super) struct Calls {
     pub torn: bool,
 }
 
-/// A neighbourhood.
+/// A neighbourhood, as its handle has it.
 pub(crate) struct Exchange {
     /// The neighbours that are other ranks, in the order of `ports`.
     pub words: Arc<ExchangeWords>,
@@ -82,7 +83,7 @@ pub(crate) struct Exchange {
     pub(super) ahead: u64,
     pub(super) pack: Copies,
     pub(super) unpack: Copies,
-    /// NICs write data to GPU memory.
+    /// A NIC writes received data to GPU memory, so that a wait flushes.
     pub(super) flushes: bool,
     calls: Mutex<Calls>,
 }
@@ -354,7 +355,7 @@ impl Engine {
     }
 }
 
-/// Adds the moves of pieces whose contiguous bytes begin at `at`.
+/// Adds the moves between `pieces` and contiguous bytes from `at` on.
 fn moves(
     list: &mut Vec<Move>,
     pieces: &[Strided],

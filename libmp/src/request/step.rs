@@ -1,8 +1,8 @@
 //! Steps of an exchange with neighbours: the words by which the neighbours synchronise, and the
 //! record of a step that a stream or the CPU executes.
 //!
-//! Each neighbour stores the number of a step into two words of this rank: *ready* when it may be
-//! sent the data of the step, *arrived* behind its own data. Successive steps use different words,
+//! Each neighbour stores the number of a step into two words of this rank: the *ready word* when this
+//! rank may send it the data of the step, the *arrival word* behind its own data. Successive steps use different words,
 //! because the words of two steps may be in flight on different lanes. A step that lacks a word of a
 //! neighbour that was given up has failed: the library stores a value into all words of this
 //! neighbour that releases the waits of this step and of all later ones.
@@ -40,9 +40,10 @@ pub(crate) struct NeighbourState {
     pub receive: u32,
     /// The bytes that a step sends to it and receives from it.
     pub bytes: [u64; 2],
-    /// It may be sent the data of a step. By parity of the step, as all arrays of two.
+    /// Its ready words: this rank may send it the data of a step. By parity of the step, as all
+    /// arrays of two.
     pub ready: [Word64; 2],
-    /// Its data has arrived.
+    /// Its arrival words: its data has arrived.
     pub arrived: [Word64; 2],
     /// The first step that failed because it was given up, or `u64::MAX`. Relaxed: written and read
     /// under the engine's lock.
@@ -100,7 +101,8 @@ pub(crate) struct Last {
     pub puts: Vec<Option<(u8, Put)>>,
 }
 
-/// The words of an exchange. The records of its steps hold it, and it holds all memory of them.
+/// The part of a [`Neighbourhood`](crate::Neighbourhood) that the background work uses: its words.
+/// The records of its steps hold it, and it holds all memory that they use.
 #[derive(Debug)]
 pub(crate) struct ExchangeWords {
     pub neighbours: Vec<NeighbourState>,
@@ -133,7 +135,7 @@ impl ExchangeWords {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a step end without its wait.
+    /// Lets a step that was sent end although no call waits for it.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }
@@ -160,7 +162,7 @@ impl ExchangeWords {
     }
 }
 
-/// What a step lacks.
+/// The word of a neighbour that a step lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lacking {
     Ready,
@@ -179,7 +181,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Whether the neighbour has not given ready, or has not sent.
+    /// Which word of the neighbour the step lacks.
     pub fn lacks(&self, neighbour: &NeighbourState) -> Option<Lacking> {
         let at = parity(self.number);
         match () {

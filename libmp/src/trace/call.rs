@@ -15,7 +15,7 @@ use super::Trace;
 use super::nvtx::Nvtx;
 use crate::error::Result;
 
-/// What a call is about.
+/// The arguments of a call that observers show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub peer: Option<u32>,
@@ -30,7 +30,7 @@ pub(crate) struct Seen {
     rank: u32,
     trace: Option<Arc<Trace>>,
     nvtx: Option<&'static Nvtx>,
-    /// Whether one of them is there.
+    /// Whether a timeline or NVTX observes calls.
     any: bool,
 }
 
@@ -107,7 +107,7 @@ impl fmt::Debug for Seen {
     }
 }
 
-/// A call that runs. Dropped by the thread that made it.
+/// A call while it runs. The thread that made the call drops it.
 #[must_use = "it ends when it is dropped"]
 pub(crate) struct InCall<'a> {
     /// Ends the NVTX range when it is dropped.

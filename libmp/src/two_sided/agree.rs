@@ -22,7 +22,7 @@ const LEAST: Duration = Duration::from_millis(50);
 /// The number of pings in that time.
 const PINGS: u32 = 4;
 
-/// Since when an agreement waits, and how long a rank may be silent.
+/// The times of an agreement: since when it waits, and how long a rank may send nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AgreementTimer {
     since: Time,

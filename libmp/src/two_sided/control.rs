@@ -157,7 +157,7 @@ impl Engine {
             }
             Control::Window { number: READY, .. } => self.name_ready(state, rank)?,
             Control::Agree(note) => {
-                state.agreement.hear(rank, note)?;
+                state.agreement.receive(rank, note)?;
                 // The next note may belong to the next agreement.
                 self.advance_agreement(state);
             }

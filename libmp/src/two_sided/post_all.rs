@@ -39,17 +39,17 @@ struct Member {
     lane: u8,
     /// It was prepared for the stream.
     bound: bool,
-    /// The puts that it had are taken back.
+    /// The puts that were prepared for it are aborted.
     taken: bool,
     /// Its last put.
     last: Option<Put>,
     /// It has parts behind the kernels.
     behind: bool,
-    /// This rank sends to itself: it is posted alone.
+    /// It is a message of this rank to itself, which is posted alone.
     alone: bool,
 }
 
-/// What one call posts. The buffers are kept from call to call.
+/// The operations and kernels of one call. The buffers are kept from call to call.
 #[derive(Default)]
 pub(crate) struct Posts {
     members: Vec<Member>,

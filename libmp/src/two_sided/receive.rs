@@ -279,7 +279,7 @@ pub(super) fn check_ready_order(
     number: u64,
     lane: u8,
 ) -> Result<()> {
-    let other = |told: &(u8, Put)| told.0 != lane && !on(Mutant::EarlyTell);
+    let other = |last: &(u8, Put)| last.0 != lane && !on(Mutant::EarlyTell);
     let Some((before, put)) = channel.ready_put(number).filter(other) else {
         return Ok(());
     };

@@ -37,7 +37,7 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// A window onto `memory`, which no other rank has named memory for.
+    /// A window with `memory` of this rank, and with none of other ranks yet.
     ///
     /// # Errors
     /// `Invalid` for memory of another context, or that is shorter than a word.
