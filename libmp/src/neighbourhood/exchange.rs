@@ -128,8 +128,7 @@ struct Layout {
 impl Layout {
     /// Room for `len` bytes of these pieces.
     fn add(&mut self, pieces: &[Strided], len: u64) -> usize {
-        let in_gpu = |piece: &Strided| piece.memory().region().kind() == MemoryKind::Device;
-        self.device |= pieces.iter().any(in_gpu);
+        self.device |= pieces.iter().any(|piece| in_gpu(piece.memory()));
         let at = self.len;
         self.len = (at + len as usize).next_multiple_of(ALIGN);
         at
@@ -151,18 +150,25 @@ struct Staged {
     packing: Option<usize>,
 }
 
-impl Engine {
-    /// Builds a neighbourhood with the neighbours, which do the same.
-    pub fn build_neighbourhood(
-        &self,
-        neighbours: Vec<Neighbour>,
-        double: bool,
-    ) -> Result<Exchange> {
-        let all = check(self, neighbours)?;
-        let (own, others): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|one| one.rank == self.rank);
+/// The neighbours, with the library memory of their data.
+struct Parts {
+    /// The neighbours that are other ranks, and behind them those that are this rank itself.
+    all: Vec<Neighbour>,
+    staged: Vec<Staged>,
+    /// Number of neighbours that are other ranks.
+    others: usize,
+    landing: Memory,
+    packing: Memory,
+}
+
+impl Parts {
+    fn new(engine: &Engine, neighbours: Vec<Neighbour>, double: bool) -> Result<Parts> {
+        let is_other = |one: &Neighbour| one.rank != engine.rank;
+        let (mut all, own): (Vec<_>, Vec<_>) = neighbours.into_iter().partition(is_other);
+        let others = all.len();
+        all.extend(own);
         let (mut landing, mut packing) = (Layout::default(), Layout::default());
-        let mut place = |one: &Neighbour| Staged {
+        let place = |one: &Neighbour| Staged {
             landing: match one.direct() {
                 Some(_) if !double => None,
                 _ if one.receives() == 0 => None,
@@ -172,68 +178,140 @@ impl Engine {
                     Some([first, if double { add() } else { first }])
                 }
             },
-            packing: match one.rank == self.rank || one.is_gathered(&others) {
-                true => None,
-                false => Some(packing.add(&one.sent, one.sends())),
+            packing: match is_other(one) && !one.is_gathered(&all[..others]) {
+                true => Some(packing.add(&one.sent, one.sends())),
+                false => None,
             },
         };
-        let staged: Vec<Staged> = others.iter().chain(&own).map(&mut place).collect();
-        let landing = landing.alloc(self, Rights::Write)?;
-        let packing = packing.alloc(self, Rights::Source)?;
-        let words = self.words(others.len())?;
+        let staged = all.iter().map(place).collect();
+        Ok(Parts {
+            staged,
+            others,
+            landing: landing.alloc(engine, Rights::Write)?,
+            packing: packing.alloc(engine, Rights::Source)?,
+            all,
+        })
+    }
 
+    fn iter(&self) -> impl Iterator<Item = (&Neighbour, &Staged)> {
+        self.all.iter().zip(&self.staged)
+    }
+
+    /// The neighbours that are other ranks.
+    fn others(&self) -> impl Iterator<Item = (&Neighbour, &Staged)> {
+        self.iter().take(self.others)
+    }
+
+    /// The moves that pack what is sent, and those that unpack what is received.
+    ///
+    /// # Errors
+    /// As [`Parts::move_to_itself`].
+    fn moves(&self) -> Result<[Vec<Move>; 2]> {
         let (mut pack, mut unpack) = (Vec::new(), Vec::new());
-        for (one, staged) in others.iter().chain(&own).zip(&staged) {
+        for (one, staged) in self.iter() {
             if let Some(at) = staged.packing {
-                moves(&mut pack, &one.sent, &packing, [at; 2], false);
+                moves(&mut pack, &one.sent, &self.packing, [at; 2], false);
             }
             if let Some(at) = staged.landing {
-                moves(&mut unpack, &one.received, &landing, at, true);
+                moves(&mut unpack, &one.received, &self.landing, at, true);
             }
         }
-        let staged_own = &staged[others.len()..];
-        self.move_to_itself(&mut pack, &own, staged_own, &landing)?;
+        self.move_to_itself(&mut pack)?;
+        Ok([pack, unpack])
+    }
 
-        let mine = others.iter().zip(&staged).enumerate();
-        let mine = mine.map(|(at, (one, staged))| self.record(one, staged, at, &words, &landing));
-        let theirs = self.join_neighbours(&others, mine.collect())?;
-        let ports = others.iter().zip(&staged).zip(&theirs);
-        let ports = ports.map(|((one, staged), record)| self.port(one, staged, record, &packing));
+    /// Adds the moves of the data that this rank sends to itself.
+    ///
+    /// # Errors
+    /// `Missing` without a neighbour that receives the data; `Invalid` if the sizes differ.
+    fn move_to_itself(&self, pack: &mut Vec<Move>) -> Result<()> {
+        for (one, _) in self.iter().skip(self.others) {
+            let receives = |(other, _): &(&Neighbour, &Staged)| {
+                (other.send, other.receive) == (one.receive, one.send)
+            };
+            let Some((to, staged)) = self.iter().skip(self.others).find(receives) else {
+                let what = format!(
+                    "{}, this rank itself, has no neighbour with the two tags in exchanged places; \
+                     add one",
+                    one.name()
+                );
+                return Err(one.error(Kind::Missing, what));
+            };
+            let record = NeighbourRecord {
+                sends: to.sends(),
+                receives: to.receives(),
+                ..NeighbourRecord::default()
+            };
+            sizes(one, &record)?;
+            match (staged.landing, to.direct()) {
+                (Some(at), _) => moves(pack, &one.sent, &self.landing, at, false),
+                (None, Some(slice)) => {
+                    moves(pack, &one.sent, slice.memory(), [slice.offset(); 2], false);
+                }
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a NIC writes received data to GPU memory.
+    fn land_in_device(&self) -> bool {
+        self.others().any(|(one, staged)| match staged.landing {
+            Some(_) => in_gpu(&self.landing),
+            None => one.direct().is_some_and(|slice| in_gpu(slice.memory())),
+        })
+    }
+
+    /// All memory: of the application, and of the library.
+    fn memory(&self) -> Vec<Memory> {
+        let pieces = self.all.iter();
+        let pieces = pieces.flat_map(|one| one.sent.iter().chain(&one.received));
+        let memory = pieces.map(|piece| piece.memory().clone());
+        memory
+            .chain([self.landing.clone(), self.packing.clone()])
+            .collect()
+    }
+}
+
+fn in_gpu(memory: &Memory) -> bool {
+    memory.region().kind() == MemoryKind::Device
+}
+
+impl Engine {
+    /// Builds a neighbourhood with the neighbours, which do the same.
+    pub fn build_neighbourhood(
+        &self,
+        neighbours: Vec<Neighbour>,
+        double: bool,
+    ) -> Result<Exchange> {
+        let parts = Parts::new(self, check(self, neighbours)?, double)?;
+        let words = self.words(parts.others)?;
+        let [pack, unpack] = parts.moves()?;
+
+        let mine = parts.others().enumerate();
+        let mine = mine
+            .map(|(at, (one, staged))| self.record(one, staged, at, &words, &parts.landing))
+            .collect();
+        let theirs = self.join_neighbours(&parts.all[..parts.others], mine)?;
+        let ports = parts.others().zip(&theirs);
+        let ports =
+            ports.map(|((one, staged), record)| self.port(one, staged, record, &parts.packing));
         let ports = ports.collect::<Result<Vec<Port>>>()?;
 
-        let in_gpu = |memory: &Memory| memory.region().kind() == MemoryKind::Device;
-        let landings = others.iter().zip(&staged);
-        let flushes = landings
-            .into_iter()
-            .any(|(one, staged)| match staged.landing {
-                Some(_) => in_gpu(&landing),
-                None => one.direct().is_some_and(|slice| in_gpu(slice.memory())),
-            });
-        let pieces = others.iter().chain(&own);
-        let pieces = pieces.flat_map(|one| one.sent.iter().chain(&one.received));
-        let mut memory: Vec<Memory> = pieces.map(|piece| piece.memory().clone()).collect();
-        memory.extend([landing, packing, words.clone()]);
-        let neighbours = others.iter().enumerate().map(|(at, one)| {
-            let word = |i| words.region().word64((WORDS * at + i) * WORD);
-            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-            let bytes = [one.sends(), one.receives()];
-            Ok(NeighbourState::new(
-                one.rank,
-                [one.send, one.receive],
-                bytes,
-                words,
-            ))
-        });
-        let neighbours = neighbours.collect::<Result<Vec<_>>>()?;
+        let states = parts.others().enumerate();
+        let states = states.map(|(at, (one, _))| state(one, &words, at));
+        let states = states.collect::<Result<Vec<NeighbourState>>>()?;
         let passed = self.gpu.alloc(MemoryKind::Pinned, ALIGN)?.word64(0)?;
         passed.store(0)?;
+        let mut memory = parts.memory();
+        memory.push(words);
         Ok(Exchange {
-            words: Arc::new(ExchangeWords::new(neighbours, passed, memory)),
+            words: Arc::new(ExchangeWords::new(states, passed, memory)),
             ports,
             ahead: 1 + u64::from(double),
             pack: Copies::new(&self.gpu, pack)?,
             unpack: Copies::new(&self.gpu, unpack)?,
-            flushes,
+            flushes: parts.land_in_device(),
             calls: Mutex::default(),
         })
     }
@@ -316,43 +394,14 @@ impl Engine {
             from,
         })
     }
+}
 
-    /// Adds the moves of the data that this rank sends to itself.
-    fn move_to_itself(
-        &self,
-        pack: &mut Vec<Move>,
-        own: &[Neighbour],
-        staged: &[Staged],
-        landing: &Memory,
-    ) -> Result<()> {
-        for one in own {
-            let matches =
-                |other: &&Neighbour| (other.send, other.receive) == (one.receive, one.send);
-            let Some(at) = own.iter().position(|other| matches(&other)) else {
-                let what = format!(
-                    "{}, this rank itself, has no neighbour with the two tags in exchanged places; \
-                     add one",
-                    one.name()
-                );
-                return Err(one.error(Kind::Missing, what));
-            };
-            let to = &own[at];
-            let record = NeighbourRecord {
-                sends: to.sends(),
-                receives: to.receives(),
-                ..NeighbourRecord::default()
-            };
-            sizes(one, &record)?;
-            match (staged[at].landing, to.direct()) {
-                (Some(at), _) => moves(pack, &one.sent, landing, at, false),
-                (None, Some(slice)) => {
-                    moves(pack, &one.sent, slice.memory(), [slice.offset(); 2], false);
-                }
-                (None, None) => {}
-            }
-        }
-        Ok(())
-    }
+/// The state of the neighbour whose words are the `at`-th.
+fn state(one: &Neighbour, words: &Memory, at: usize) -> Result<NeighbourState> {
+    let word = |i| words.region().word64((WORDS * at + i) * WORD);
+    let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+    let (tags, bytes) = ([one.send, one.receive], [one.sends(), one.receives()]);
+    Ok(NeighbourState::new(one.rank, tags, bytes, words))
 }
 
 /// Adds the moves between `pieces` and contiguous bytes from `at` on.
