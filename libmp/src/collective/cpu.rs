@@ -140,22 +140,14 @@ impl TeamHandle {
     /// Waits until all ranks have joined the call, or the team has failed. At the deadline the team
     /// fails.
     fn wait(&self, engine: &Engine, number: u64, start: Time, limit: Duration) {
-        /// Number of checks between two rounds of the background work.
-        const EVERY: u32 = 32;
-        let team = &self.team;
-        let mut looks = 0;
+        let (team, mut checks) = (&self.team, 0);
         engine.wait(start + limit, &mut || {
             if team.absent(number).next().is_none() {
                 return true;
             }
-            looks += 1;
-            if looks % EVERY == 0 {
-                engine.progress();
-            } else {
-                engine.push_all();
-            }
+            let round = engine.work(&mut checks);
             let state = &mut *engine.lock();
-            if looks % EVERY == 0 {
+            if round {
                 engine.probe_absent(state, team, number, start);
             }
             let mut lost = team.absent(number);

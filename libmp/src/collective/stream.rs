@@ -8,7 +8,7 @@ use gdsync::Stream;
 
 use super::job::Job;
 use super::team::{TeamHandle, others};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::kernels::{Collect, Kernels, LENS, Shape};
 use crate::region::Slice;
 use crate::request::collective::{Collection, awaited, parity};
@@ -41,12 +41,8 @@ impl TeamHandle {
         on.check(&engine.gpu, job.name())?;
         let kernels = engine.kernels(job.name())?;
         for slice in [buffers.from, buffers.into].into_iter().flatten() {
-            if !engine.paths.knows(slice.memory().keys()) {
-                let what = format!(
-                    "{slice:?} is registered by another context; use memory of this context"
-                );
-                return Err(Error::new(job.name(), Kind::Invalid, what));
-            }
+            let paths = &engine.paths;
+            paths.check(job.name(), slice.memory().keys(), slice)?;
         }
         self.open(engine, job, &on, number)?;
         let posted = engine.with_room(|| {

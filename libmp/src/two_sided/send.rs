@@ -24,11 +24,8 @@ pub(super) const PREPARE: &str = "prepare send";
 
 /// The total length of the segments in bytes, if they are valid.
 pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) -> Result<u64> {
-    if let Some(foreign) = segments.iter().find(|s| !paths.knows(s.memory().keys())) {
-        let what =
-            format!("{foreign:?} is registered by another context; use memory of this context");
-        return Err(Error::new(operation, Kind::Invalid, what));
-    }
+    let mut all = segments.iter();
+    all.try_for_each(|slice| paths.check(operation, slice.memory().keys(), slice))?;
     if segments.len() > MOST_PIECES {
         let what = format!("{} segments are too many for a message", segments.len());
         return Err(Error::new(operation, Kind::Invalid, what).with_limit(MOST_PIECES, "segments"));

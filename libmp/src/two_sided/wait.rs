@@ -117,22 +117,31 @@ impl Engine {
         limit: Duration,
         condition: &mut dyn FnMut(&mut State) -> bool,
     ) -> bool {
-        /// Number of checks between two rounds of the background work.
-        const EVERY: u32 = 32;
         let deadline = self.host().now() + limit;
-        let mut looks = 0;
+        let mut checks = 0;
         self.wait(deadline, &mut || {
             if condition(&mut self.lock()) {
                 return true;
             }
-            looks += 1;
-            if looks % EVERY == 0 {
-                self.progress();
-            } else {
-                self.push_all();
-            }
+            self.work(&mut checks);
             false
         })
+    }
+
+    /// The work of the CPU behind a check of what it waits for, as the number of `checks` says: it
+    /// advances the requests that it posts itself, or does a round of the background work. `true`:
+    /// the round.
+    pub(crate) fn work(&self, checks: &mut u32) -> bool {
+        /// Number of checks between two rounds of the background work.
+        const EVERY: u32 = 32;
+        *checks += 1;
+        let round = checks.is_multiple_of(EVERY);
+        if round {
+            self.progress();
+        } else {
+            self.push_all();
+        }
+        round
     }
 
     /// Makes a stream wait for a request.

@@ -118,11 +118,10 @@ impl Engine {
     }
 
     fn check_rank(&self, operation: &'static str, rank: u32) -> Result<()> {
-        if rank < self.size {
-            return Ok(());
+        match rank < self.size {
+            true => Ok(()),
+            false => Err(Error::outside_job(operation, rank, self.size)),
         }
-        let what = format!("rank {rank} is not in the job of {} ranks", self.size);
-        Err(Error::new(operation, Kind::Invalid, what).with_rank(rank))
     }
 
     /// Exchanges the records of the ready words with a rank, on first use.

@@ -137,11 +137,8 @@ impl Op<'_> {
         let (operation, len) = (self.name(), self.len());
         let refuse = |what: String| Err(Error::new(operation, Kind::Invalid, what));
         if let Some(slice) = self.slice() {
-            if !engine.paths.knows(slice.memory().keys()) {
-                return refuse(format!(
-                    "{slice:?} is registered by another context; use memory of this context"
-                ));
-            }
+            let paths = &engine.paths;
+            paths.check(operation, slice.memory().keys(), slice)?;
             if let Access::Atomic { .. } = self.access
                 && len != WORD
             {
