@@ -69,7 +69,7 @@ impl Context {
     ///   others. So does every later call.
     /// - `BootstrapLost` if the other ranks cannot be reached.
     pub fn agree(&self, value: u64, limit: Duration) -> Result<Agreed> {
-        let _call = self.seen(c"agree", None, None);
+        let _call = self.observe(c"agree", None, None);
         let Decision { lost, value } = self.engine().agree(value, limit)?;
         Ok(Agreed { lost, value })
     }

@@ -31,7 +31,10 @@ impl Context {
     ///   for room first.
     /// - Errors of gdsync, for instance if no memory is available.
     pub fn prepare_send(&self, send: &SendOp<'_>) -> Result<Request> {
-        let _call = self.engine().seen.call(c"prepare_send", || send.facts());
+        let _call = self
+            .engine()
+            .observers
+            .call(c"prepare_send", || send.facts());
         Ok(Request::new(self, self.engine().send(send, false)?))
     }
 
@@ -46,7 +49,10 @@ impl Context {
     /// tag is unmatched. After the rank was given up, an eager message that arrived before can still
     /// be received; otherwise `PeerFailed`.
     pub fn prepare_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
-        let _call = self.engine().seen.call(c"prepare_recv", || recv.facts());
+        let _call = self
+            .engine()
+            .observers
+            .call(c"prepare_recv", || recv.facts());
         Ok(Request::new(self, self.engine().recv(recv, false)?))
     }
 
@@ -57,7 +63,7 @@ impl Context {
     /// As [`Context::prepare_send`] and [`Request::post`].
     pub fn post_send(&self, send: &SendOp<'_>) -> Result<Request> {
         let name = send.on.call(c"isend", c"isend_on");
-        let _call = self.engine().seen.call(name, || send.facts());
+        let _call = self.engine().observers.call(name, || send.facts());
         Ok(Request::new(self, self.engine().send(send, true)?))
     }
 
@@ -68,7 +74,7 @@ impl Context {
     /// As [`Context::prepare_recv`] and [`Request::post`].
     pub fn post_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
         let name = recv.on.call(c"irecv", c"irecv_on");
-        let _call = self.engine().seen.call(name, || recv.facts());
+        let _call = self.engine().observers.call(name, || recv.facts());
         Ok(Request::new(self, self.engine().recv(recv, true)?))
     }
 
@@ -276,7 +282,7 @@ impl Context {
     /// and a large send of which only a part could be enqueued; the peer of that send is given up.
     /// `Busy` for a request that is named twice; `Invalid` for requests of another context.
     pub fn post_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
-        let _call = self.seen(c"post_all_on", None, Some(stream));
+        let _call = self.observe(c"post_all_on", None, Some(stream));
         let keys = self.keys(requests)?;
         self.engine().post_all_on(keys, stream)
     }
@@ -289,7 +295,7 @@ impl Context {
     /// As [`Request::wait_on`], for the first request that fails: the stream then waits for none of
     /// them. `Invalid` for requests of another context.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
-        let _call = self.seen(c"wait_all_on", None, Some(stream));
+        let _call = self.observe(c"wait_all_on", None, Some(stream));
         let keys = self.keys(requests)?;
         self.engine().wait_all_on(keys, stream)
     }

@@ -232,7 +232,7 @@ impl Collectives {
         let job = Job::reduce::<T>(op, size_of_val(data))?;
         let engine = self.context.engine();
         let _call = engine
-            .seen
+            .observers
             .call(job.call_name(false), || job.facts(engine, None));
         let number = self.handle.call(engine, &job, data.as_bytes(), limit)?;
         self.handle.reduce(&job, number, op, data)?;
@@ -349,7 +349,7 @@ impl Collectives {
     ) -> Result<()> {
         let engine = self.context.engine();
         let _call = engine
-            .seen
+            .observers
             .call(job.call_name(false), || job.facts(engine, None));
         let number = self.handle.call(engine, job, data, limit)?;
         take(&self.handle, number)?;
@@ -391,7 +391,7 @@ impl Collectives {
         }
         let engine = self.context.engine();
         let _call = engine
-            .seen
+            .observers
             .call(job.call_name(true), || job.facts(engine, Some(stream)));
         let buffers = Buffers { from, into };
         self.handle.call_on(engine, job, stream, buffers)

@@ -234,7 +234,7 @@ impl Neighbourhood {
     pub fn ready_on(&self, stream: &Stream) -> Result<()> {
         let _call = self
             .context
-            .seen(c"neighbours_ready_on", None, Some(stream));
+            .observe(c"neighbours_ready_on", None, Some(stream));
         self.context.engine().ready_on(&self.exchange, stream)
     }
 
@@ -247,7 +247,9 @@ impl Neighbourhood {
     /// are packed and the GPU runs no kernels; `Gdsync(TooManyWaits)` if too many streams of the GPU
     /// wait.
     pub fn send_on(&self, stream: &Stream) -> Result<()> {
-        let _call = self.context.seen(c"neighbours_send_on", None, Some(stream));
+        let _call = self
+            .context
+            .observe(c"neighbours_send_on", None, Some(stream));
         self.context.engine().send_on(&self.exchange, stream)
     }
 
@@ -258,7 +260,9 @@ impl Neighbourhood {
     /// As [`send_on`](Neighbourhood::send_on); `NoSuchRequest` if the step was not sent; `Invalid`
     /// if the CPU or another stream has sent it.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let _call = self.context.seen(c"neighbours_wait_on", None, Some(stream));
+        let _call = self
+            .context
+            .observe(c"neighbours_wait_on", None, Some(stream));
         let engine = self.context.engine();
         engine.wait_on_neighbours(&self.exchange, stream)
     }
@@ -269,7 +273,7 @@ impl Neighbourhood {
     /// # Errors
     /// As [`ready_on`](Neighbourhood::ready_on).
     pub fn ready(&self) -> Result<()> {
-        let _call = self.context.seen(c"neighbours_ready", None, None);
+        let _call = self.context.observe(c"neighbours_ready", None, None);
         self.context.engine().ready_by_cpu(&self.exchange)
     }
 
@@ -280,7 +284,7 @@ impl Neighbourhood {
     /// `Timeout` after `limit`, naming the rank and the tag: nothing is sent, and the call may be
     /// repeated. Others as [`send_on`](Neighbourhood::send_on).
     pub fn send(&self, limit: Duration) -> Result<()> {
-        let _call = self.context.seen(c"neighbours_send", None, None);
+        let _call = self.context.observe(c"neighbours_send", None, None);
         self.context.engine().send_by_cpu(&self.exchange, limit)
     }
 
@@ -293,7 +297,7 @@ impl Neighbourhood {
     ///   place, and the step has ended.
     /// - `NoSuchRequest` if the step was not sent; `Invalid` if a stream has sent it.
     pub fn wait(&self, limit: Duration) -> Result<()> {
-        let _call = self.context.seen(c"neighbours_wait", None, None);
+        let _call = self.context.observe(c"neighbours_wait", None, None);
         self.context.engine().wait_by_cpu(&self.exchange, limit)
     }
 }

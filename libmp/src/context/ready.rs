@@ -76,7 +76,7 @@ impl Context {
     /// - `QueueFull` if too many operations are in flight, as for
     ///   [`Window::put`](crate::Window::put); errors of gdsync.
     pub fn send_ready(&self, rank: u32) -> Result<()> {
-        let _call = self.seen(c"send_ready", Some(rank), None);
+        let _call = self.observe(c"send_ready", Some(rank), None);
         self.engine().send_ready(&*self.ready()?, On::Cpu, rank)
     }
 
@@ -87,7 +87,7 @@ impl Context {
     /// the last word to this rank and it is not sent yet; `Gdsync(Foreign)` for a stream of another
     /// GPU; `Unsupported` for a stream that is being captured into a graph.
     pub fn send_ready_on(&self, stream: &Stream, rank: u32) -> Result<()> {
-        let _call = self.seen(c"send_ready_on", Some(rank), Some(stream));
+        let _call = self.observe(c"send_ready_on", Some(rank), Some(stream));
         let on = On::Stream(stream, None);
         self.engine().send_ready(&*self.ready()?, on, rank)
     }
@@ -100,7 +100,7 @@ impl Context {
     /// rank, if it was given up and the word has not arrived; `Timeout` after `limit`; errors of
     /// gdsync.
     pub fn wait_ready(&self, rank: u32, limit: Duration) -> Result<()> {
-        let _call = self.seen(c"wait_ready", Some(rank), None);
+        let _call = self.observe(c"wait_ready", Some(rank), None);
         self.engine().wait_ready(&*self.ready()?, rank, limit)
     }
 
@@ -112,7 +112,7 @@ impl Context {
     /// Nothing is enqueued then, and no word is taken. As [`wait_ready`](Context::wait_ready) and
     /// [`Context::wait_value_on`].
     pub fn wait_ready_on(&self, stream: &Stream, rank: u32) -> Result<()> {
-        let _call = self.seen(c"wait_ready_on", Some(rank), Some(stream));
+        let _call = self.observe(c"wait_ready_on", Some(rank), Some(stream));
         self.engine().wait_ready_on(&*self.ready()?, stream, rank)
     }
 

@@ -25,7 +25,7 @@ use crate::error::{Error, Kind, Result};
 use call::Begun;
 use ring::{Event, Ring, Track};
 
-pub(crate) use call::{Facts, Seen};
+pub(crate) use call::{Facts, Observers};
 
 /// The default number of events that a timeline keeps: about 20 MB.
 pub(crate) const MOST_EVENTS: usize = 1 << 16;

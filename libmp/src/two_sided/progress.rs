@@ -26,7 +26,7 @@ impl Engine {
         if self.config.progress == Progress::Manual {
             self.paths.progress();
         }
-        self.seen.collect();
+        self.observers.collect();
         let now = self.host().now();
         let (mut done, keys) = {
             let mut state = self.lock();
