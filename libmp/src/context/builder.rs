@@ -93,7 +93,7 @@ impl Builder {
 
     /// Sets the depth: the number of messages of one peer and tag that may be in flight, a power of
     /// two from 2 to 1024. The sender of one more message waits until the receiver has taken one
-    /// (backpressure). The same number of receives may be posted for which neither a stream nor a
+    /// (back-pressure). The same number of receives may be posted for which neither a stream nor a
     /// call waits yet. Default 16.
     #[must_use]
     pub fn depth(mut self, slots: u32) -> Builder {

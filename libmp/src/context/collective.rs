@@ -18,7 +18,7 @@ use crate::wire::collective::Call;
 ///
 /// [`Context::collectives`] makes it on all ranks. The CPU makes a call and waits for it, or a
 /// stream makes it (`_on`), behind its earlier work and before its later work. Ranks may mix the two
-/// forms: the CPU of one rank meets the stream of another.
+/// forms: in one call, some ranks may use the CPU and others a stream.
 ///
 /// ```
 /// use std::time::Duration;
@@ -65,11 +65,12 @@ use crate::wire::collective::Call;
 ///
 /// # Results
 /// An all-reduce combines the contributions in the order of the ranks. Its result has the same bits
-/// on all ranks, also for floating-point numbers, and whether a rank uses the CPU or a stream. A
-/// result that is NaN has one value.
+/// on all ranks, also for floating-point numbers, and whether a rank uses the CPU or a stream. All
+/// results that are NaN have the same bits.
 ///
 /// # Memory and cost
-/// Each rank puts its contribution to every other rank: one step, for jobs of up to about 64 ranks.
+/// Each rank puts its contribution to every other rank, in one step: the calls are for jobs of up to
+/// about 64 ranks.
 /// An object has pinned memory of `4 * ranks * max_bytes` bytes. A stream's call is a copy, one list
 /// of puts and waits, and one kernel, whatever the number of ranks. The first call of the CPU, and
 /// the first of a stream, opens connections as [`Context::prepare_send`] does.
@@ -198,8 +199,8 @@ impl Collectives {
     }
 
     /// As [`all_to_all`](Collectives::all_to_all), with parts of any length: the part for rank `r`
-    /// has `sends[r]` elements, and that of rank `r` in `into` has `receives[r]`. `sends[r]` here
-    /// is `receives` of this rank at rank `r`.
+    /// has `sends[r]` elements, and that of rank `r` in `into` has `receives[r]`. `sends[r]` of this
+    /// rank equals the element of `receives` for this rank at rank `r`.
     ///
     /// # Errors
     /// As [`all_to_all`](Collectives::all_to_all); `Protocol` if a rank sends another length than
