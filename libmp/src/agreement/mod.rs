@@ -10,8 +10,8 @@
 //! Sets only grow, and do not change after a decision. A rank ignores notes of ranks that it counts
 //! as lost. Suppose that two survivors, A and B, decide by the rule. B has sent A's set before A
 //! decided it, so the set that B decides contains A's set. Equally A's set contains B's set, so the
-//! two are equal. A decision that a rank takes over was made by the rule, by a rank that none of the
-//! ranks which passed it on counted as lost; so the argument applies to that rank as well.
+//! two are equal. A decision that a rank takes over was made by the rule, by a rank that none of
+//! the ranks which passed it on counted as lost; so the argument applies to that rank as well.
 //!
 //! A rank that lives and that another rank counts as lost is not a survivor: it receives a note
 //! with itself in the set, sends a last note that names itself alone, and its agreements fail.

@@ -7,11 +7,11 @@
 //! `two_sided::team`.
 //!
 //! # A call
-//! The calls of a team are numbered. The first number is 1 more than the lowest 32 bits of the setting
-//! `Builder::start`. In call `n` each rank puts its contribution into its *slot* at every other rank,
-//! and then its *word* (`wire::collective`), which has `n` and the kind of the call. Then it waits for
-//! the words of all other ranks, compares them with its own, and copies or combines the contributions.
-//! So every call, also a broadcast, is a barrier.
+//! The calls of a team are numbered. The first number is 1 more than the lowest 32 bits of the
+//! setting `Builder::start`. In call `n` each rank puts its contribution into its *slot* at every
+//! other rank, and then its *word* (`wire::collective`), which has `n` and the kind of the call.
+//! Then it waits for the words of all other ranks, compares them with its own, and copies or
+//! combines the contributions. So every call, also a broadcast, is a barrier.
 //!
 //! # Why slots can be used again
 //! A rank has words and slots for two calls: call `n` uses those of parity `n % 2`. No message
@@ -24,12 +24,13 @@
 //!    the word `n + 1` of every rank `r`.
 //! 3. Rank `r` stores this word in its call `n + 1`, so, by 1, when its call `n` has ended.
 //!
-//! Hence, when `s` writes into the slots and words of call `n + 2` at `r`, which are those of call `n`,
-//! rank `r` has read them. Equally, `r` may write in call `n + 2` the memory from which it has put in
-//! call `n`: it then has the words `n + 1` of all ranks, and each rank stored its word when its call
-//! `n` had ended, so with the contribution of `r`. So no call waits for the completion of its puts.
-//! The same order shows that words for two successive calls suffice to find a rank that has made
-//! another call: the word of call `n` is compared before any rank can store that of call `n + 2`.
+//! Hence, when `s` writes into the slots and words of call `n + 2` at `r`, which are those of call
+//! `n`, rank `r` has read them. Equally, `r` may write in call `n + 2` the memory from which it has
+//! put in call `n`: it then has the words `n + 1` of all ranks, and each rank stored its word when
+//! its call `n` had ended, so with the contribution of `r`. So no call waits for the completion of
+//! its puts. The same order shows that words for two successive calls suffice to find a rank that
+//! has made another call: the word of call `n` is compared before any rank can store that of call
+//! `n + 2`.
 //!
 //! # The same result everywhere
 //! An all-reduce gathers the contributions and combines them in the order of the ranks, on each

@@ -114,8 +114,8 @@ impl TeamHandle {
         posted.map_err(|refusal| refusal.error)
     }
 
-    /// Copies the contributions to the memory from which they are put. Only this call reads it, so the
-    /// copy needs no undoing if the call is refused.
+    /// Copies the contributions to the memory from which they are put. Only this call reads it, so
+    /// the copy needs no undoing if the call is refused.
     fn copy(
         &self,
         job: &Job<'_>,

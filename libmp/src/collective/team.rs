@@ -1,4 +1,5 @@
-//! [`TeamHandle`]: the handle's part of a team, with the layout of the memory, and the puts of a call.
+//! [`TeamHandle`]: the handle's part of a team, with the layout of the memory, and the puts of a
+//! call.
 
 use std::mem;
 use std::sync::Arc;

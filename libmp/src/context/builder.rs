@@ -170,11 +170,12 @@ impl Builder {
         self
     }
 
-    /// Sets the file of the timeline: the calls of the CPU, the submissions of each stream, and when
-    /// the stream passed them. They are trace events in JSON, which Perfetto
-    /// (<https://ui.perfetto.dev>) opens. Each rank writes a file: `trace.json` becomes `trace.0.json`, `trace.1.json` and so on, with
-    /// the [`name`](Builder::name) before the rank if it is not `mp`. The n-th context of a name
-    /// replaces the file of the one before. Default: `MP_TRACE`; without both, no timeline.
+    /// Sets the file of the timeline: the calls of the CPU, the submissions of each stream, and
+    /// when the stream passed them. They are trace events in JSON, which Perfetto
+    /// (<https://ui.perfetto.dev>) opens. Each rank writes a file: `trace.json` becomes
+    /// `trace.0.json`, `trace.1.json` and so on, with the [`name`](Builder::name) before the rank
+    /// if it is not `mp`. The n-th context of a name replaces the file of the one before. Default:
+    /// `MP_TRACE`; without both, no timeline.
     ///
     /// The file has its content after [`Context::close`], or when the last handle on the context is
     /// dropped. While a GPU has a timeline, each submission on its streams costs one more (a stamp),

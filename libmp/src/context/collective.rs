@@ -69,11 +69,10 @@ use crate::wire::collective::Call;
 /// results that are NaN have the same bits.
 ///
 /// # Memory and cost
-/// Each rank puts its contribution to every other rank, in one step: the calls are for jobs of up to
-/// about 64 ranks.
-/// An object has pinned memory of `4 * ranks * max_bytes` bytes. A stream's call is a copy, one list
-/// of puts and waits, and one kernel, whatever the number of ranks. The first call of the CPU, and
-/// the first of a stream, opens connections as [`Context::prepare_send`] does.
+/// Each rank puts its contribution to every other rank, in one step: the calls are for jobs of up
+/// to about 64 ranks. An object has pinned memory of `4 * ranks * max_bytes` bytes. A stream's call
+/// is a copy, one list of puts and waits, and one kernel, whatever the number of ranks. The first
+/// call of the CPU, and the first of a stream, opens connections as [`Context::prepare_send`] does.
 ///
 /// # Failures
 /// If a call fails after its arguments were accepted, the object fails on all ranks: their current
@@ -199,8 +198,8 @@ impl Collectives {
     }
 
     /// As [`all_to_all`](Collectives::all_to_all), with parts of any length: the part for rank `r`
-    /// has `sends[r]` elements, and that of rank `r` in `into` has `receives[r]`. `sends[r]` of this
-    /// rank equals the element of `receives` for this rank at rank `r`.
+    /// has `sends[r]` elements, and that of rank `r` in `into` has `receives[r]`. `sends[r]` of
+    /// this rank equals the element of `receives` for this rank at rank `r`.
     ///
     /// # Errors
     /// As [`all_to_all`](Collectives::all_to_all); `Protocol` if a rank sends another length than

@@ -17,8 +17,8 @@ use crate::neighbourhood::{Exchange, Neighbour};
 ///
 /// [`Context::neighbourhood`] builds it. Memory, addresses and keys are fixed then; a step of the
 /// exchange allocates nothing and exchanges no addresses. Each step has three calls, in this order:
-/// - [`ready_on`](Neighbourhood::ready_on): sends a ready word to all neighbours, which may then write
-///   the data of this step here.
+/// - [`ready_on`](Neighbourhood::ready_on): sends a ready word to all neighbours, which may then
+///   write the data of this step here.
 /// - [`send_on`](Neighbourhood::send_on): waits for the ready words of all neighbours, and sends.
 /// - [`wait_on`](Neighbourhood::wait_on): waits for the data of all neighbours.
 ///
@@ -157,8 +157,8 @@ impl Neighbours {
     }
 
     /// Sets whether the data of two steps may be in flight: `ready_on` of a step may precede
-    /// `wait_on` of the step before. Default: no. It takes memory for the received data of two steps,
-    /// and each step copies its data. The neighbours need not have the same setting.
+    /// `wait_on` of the step before. Default: no. It takes memory for the received data of two
+    /// steps, and each step copies its data. The neighbours need not have the same setting.
     pub fn double_buffered(mut self, on: bool) -> Neighbours {
         self.double = on;
         self
@@ -174,12 +174,13 @@ impl Neighbours {
     ///   receives, or receives another number than it sends; the reason has both numbers, and the
     ///   call of the neighbour fails in the same way.
     /// - `Missing`, naming rank and tag, if a neighbour did not call this function within
-    ///   [`Builder::timeout`](crate::Builder::timeout). Neighbours that have the record of this rank
-    ///   may have succeeded.
+    ///   [`Builder::timeout`](crate::Builder::timeout). Neighbours that have the record of this
+    ///   rank may have succeeded.
     /// - `Invalid` for a rank outside the job, a rank that is named twice with the same tags, memory
     ///   of another context, more than 1 GiB for one neighbour, or a rank that is too many neighbours
     ///   for the send queue to it (21 by default).
-    /// - `PeerFailed` if a neighbour was given up, naming it; `Protocol` if it sent an invalid record.
+    /// - `PeerFailed` if a neighbour was given up, naming it; `Protocol` if it sent an invalid
+    ///   record.
     /// - `BootstrapLost` if the neighbours cannot be reached.
     /// - Errors of gdsync.
     pub fn build(self) -> Result<Neighbourhood> {
@@ -214,8 +215,8 @@ impl Neighbourhood {
         self.exchange.words.passed.addr()
     }
 
-    /// Makes `stream` send the ready word of the next step to all neighbours: they may write its data
-    /// here when the stream has reached the call.
+    /// Makes `stream` send the ready word of the next step to all neighbours: they may write its
+    /// data here when the stream has reached the call.
     ///
     /// The first call of a stream opens a connection to each neighbour, as
     /// [`Context::prepare_send`] does.
@@ -238,8 +239,8 @@ impl Neighbourhood {
         self.context.engine().ready_on(&self.exchange, stream)
     }
 
-    /// Makes `stream` wait for the ready words of all neighbours for the next step, and send them its
-    /// data.
+    /// Makes `stream` wait for the ready words of all neighbours for the next step, and send them
+    /// its data.
     ///
     /// # Errors
     /// As [`ready_on`](Neighbourhood::ready_on); `Busy` if the step before is
@@ -277,8 +278,8 @@ impl Neighbourhood {
         self.context.engine().ready_by_cpu(&self.exchange)
     }
 
-    /// Waits on the CPU, at most `limit`, for the ready words of all neighbours for the next step, and
-    /// sends them its data. The memory must contain the data when this is called.
+    /// Waits on the CPU, at most `limit`, for the ready words of all neighbours for the next step,
+    /// and sends them its data. The memory must contain the data when this is called.
     ///
     /// # Errors
     /// `Timeout` after `limit`, naming the rank and the tag: nothing is sent, and the call may be

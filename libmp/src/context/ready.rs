@@ -20,16 +20,16 @@ impl Context {
         Ok(Arc::clone(ready.insert(words)))
     }
 
-    /// Sends a ready word to `rank`, by the CPU: this rank is ready for the next message or put of that
-    /// rank. Each call satisfies one wait of that rank for a ready word of this one
+    /// Sends a ready word to `rank`, by the CPU: this rank is ready for the next message or put of
+    /// that rank. Each call satisfies one wait of that rank for a ready word of this one
     /// ([`wait_ready`](Context::wait_ready), [`wait_ready_on`](Context::wait_ready_on),
     /// [`test_ready`](Context::test_ready)), in their order, also a wait that begins later. The
     /// call does not wait for it. The words are counts of 64 bits that are compared cyclically.
     ///
     /// Messages of this library need no ready words: a receive that is not posted holds back its
     /// message. Ready words are for programs that reuse memory to which other ranks put, and for
-    /// programs that are ported from libraries with ready words. The words to one rank are sent by one origin,
-    /// the CPU or a stream; another one may follow when the last word is sent.
+    /// programs that are ported from libraries with ready words. The words to one rank are sent by
+    /// one origin, the CPU or a stream; another one may follow when the last word is sent.
     ///
     /// The first ready word between two ranks exchanges the addresses of the words: this waits on
     /// the CPU for the background work of the other rank, at most

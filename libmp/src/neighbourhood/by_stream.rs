@@ -46,7 +46,8 @@ impl Calls {
     /// The step whose send is due.
     ///
     /// # Errors
-    /// `Busy` if the step before is not waited for; `NoSuchRequest` if its ready words were not sent.
+    /// `Busy` if the step before is not waited for; `NoSuchRequest` if its ready words were not
+    /// sent.
     pub fn may_send(&self) -> Result<u64> {
         let step = self.sent + 1;
         if self.waited < self.sent {

@@ -1,5 +1,5 @@
-//! Building a neighbourhood with the neighbours: each rank sends each neighbour a record (tags, sizes,
-//! addresses and keys), as a control message.
+//! Building a neighbourhood with the neighbours: each rank sends each neighbour a record (tags,
+//! sizes, addresses and keys), as a control message.
 
 use super::spec::{BUILD, Neighbour};
 use crate::error::{Error, Kind, Result, time};
@@ -8,8 +8,8 @@ use crate::two_sided::{State, join};
 use crate::wire::control::{Control, Neighbour as NeighbourRecord};
 
 impl Engine {
-    /// Sends `mine`, this rank's records for the `neighbours` in their order, and waits for those of
-    /// the neighbours. Returns them in the same order.
+    /// Sends `mine`, this rank's records for the `neighbours` in their order, and waits for those
+    /// of the neighbours. Returns them in the same order.
     ///
     /// # Errors
     /// `Missing`, `PeerFailed` or `BootstrapLost`; `Invalid` if sizes differ.

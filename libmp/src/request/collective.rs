@@ -158,8 +158,8 @@ impl Team {
         self.passed.load().unwrap_or(0) >= number
     }
 
-    /// Whether the kernel of call `number` has copied nothing, because it or an earlier one has found a
-    /// fault.
+    /// Whether the kernel of call `number` has copied nothing, because it or an earlier one has
+    /// found a fault.
     pub fn has_fault(&self, number: u64) -> bool {
         let call = self.fault[0].load().unwrap_or(0);
         call != 0 && number >= call && !on(Mutant::ReleasedCallSucceeds)

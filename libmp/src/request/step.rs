@@ -1,11 +1,11 @@
 //! Steps of an exchange with neighbours: the words by which the neighbours synchronise, and the
 //! record of a step that a stream or the CPU executes.
 //!
-//! Each neighbour stores the number of a step into two words of this rank: the *ready word* when this
-//! rank may send it the data of the step, the *arrival word* behind its own data. Successive steps use different words,
-//! because the words of two steps may be in flight on different lanes. A step that lacks a word of a
-//! neighbour that was given up has failed: the library stores a value into all words of this
-//! neighbour that releases the waits of this step and of all later ones.
+//! Each neighbour stores the number of a step into two words of this rank: the *ready word* when
+//! this rank may send it the data of the step, the *arrival word* behind its own data. Successive
+//! steps use different words, because the words of two steps may be in flight on different lanes. A
+//! step that lacks a word of a neighbour that was given up has failed: the library stores a value
+//! into all words of this neighbour that releases the waits of this step and of all later ones.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,6 @@
-//! Counters of a context: the messages and operations that ended, and the waits, by peer. The lock of the context's
-//! state guards them, so counting is an addition. [`Context::stats`](crate::Context::stats) copies
-//! them.
+//! Counters of a context: the messages and operations that ended, and the waits, by peer. The lock
+//! of the context's state guards them, so counting is an addition.
+//! [`Context::stats`](crate::Context::stats) copies them.
 
 #[cfg(test)]
 mod tests;

@@ -35,8 +35,8 @@ pub(crate) struct Observers {
 }
 
 impl Observers {
-    /// The observers that the settings and the machine have. `trace`: the file of this rank, and the
-    /// number of events that it keeps.
+    /// The observers that the settings and the machine have. `trace`: the file of this rank, and
+    /// the number of events that it keeps.
     ///
     /// # Errors
     /// `System` if the file cannot be written; errors of gdsync.

@@ -1,5 +1,6 @@
-//! The memory of this rank's ready words: one word for each rank. It is allocated on first use, and its
-//! record is sent to a rank when one of the two first uses their words; no call is collective. `window::ready` has the calls.
+//! The memory of this rank's ready words: one word for each rank. It is allocated on first use, and
+//! its record is sent to a rank when one of the two first uses their words; no call is collective.
+//! `window::ready` has the calls.
 
 use std::collections::BTreeSet;
 
@@ -23,8 +24,8 @@ pub(crate) struct ReadyMemory {
 }
 
 impl Engine {
-    /// The number before that of the first ready word: minus the number of the first message, so that
-    /// tests of the wrap of numbers also reach that of ready words.
+    /// The number before that of the first ready word: minus the number of the first message, so
+    /// that tests of the wrap of numbers also reach that of ready words.
     pub fn ready_start(&self) -> u64 {
         0_u64.wrapping_sub(self.config.start)
     }

@@ -25,9 +25,9 @@ impl Engine {
         Ok(window)
     }
 
-    /// Adds the memory of all ranks to a window, which each of them makes with this call. `named` gets
-    /// the window's number before this rank sends its record. `what`: the object
-    /// and the function that makes it, for texts.
+    /// Adds the memory of all ranks to a window, which each of them makes with this call. `named`
+    /// gets the window's number before this rank sends its record. `what`: the object and the
+    /// function that makes it, for texts.
     ///
     /// # Errors
     /// `PeerFailed` or `Missing`, naming a rank that was given up or did not take part within the

@@ -1,5 +1,5 @@
-//! Ready words: a count for each pair of ranks and direction. The CPU or a stream of one rank advances
-//! it, and the CPU or a stream of the other waits for it.
+//! Ready words: a count for each pair of ranks and direction. The CPU or a stream of one rank
+//! advances it, and the CPU or a stream of the other waits for it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -185,8 +185,8 @@ impl Engine {
         })
     }
 
-    /// Runs `wait` for the next ready word of a rank, and counts the word as taken if `wait` returns
-    /// `true`.
+    /// Runs `wait` for the next ready word of a rank, and counts the word as taken if `wait`
+    /// returns `true`.
     fn take_ready(
         &self,
         words: &ReadyWords,
