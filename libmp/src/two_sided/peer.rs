@@ -40,9 +40,9 @@ pub(crate) struct Peer {
     pub standing: Standing,
     /// Its memory of windows that this rank has not made yet, by the window's number.
     pub windows: BTreeMap<u64, Vec<Record>>,
-    /// Its sides of exchanges that this rank has not built yet, in their order.
+    /// Its records of exchanges that this rank has not built yet, in their order.
     pub neighbours: Vec<Neighbour>,
-    /// What requests with it did.
+    /// The counters of requests with it.
     pub counts: Counts,
 }
 
