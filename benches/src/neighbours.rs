@@ -179,6 +179,7 @@ impl<'e> Player<'e> {
         })
     }
 
+    /// A barrier of all ranks.
     fn barrier(&self) -> Result<()> {
         let nothing = self.memory.slice(0, 0)?;
         barrier_by(&self.context, BARRIER, &nothing, self.rank.left())
@@ -240,15 +241,17 @@ impl<'e> Player<'e> {
         self.step(way)?;
         let stream = &self.endpoint.stream;
         self.context.synchronize(stream, self.rank.left())?;
-        self.look(step)?;
+        self.compare(step)?;
         self.barrier()
     }
 
+    /// What a rank sends to one of its neighbours in a step.
     fn contents(&self, rank: u32, neighbour: u32, step: u64, len: usize) -> Vec<u8> {
         let number = u64::from(rank * self.options.neighbours + neighbour);
         pattern::bytes(pattern::tag(step << 32 | number, 0), len)
     }
 
+    /// Writes the data of a step, and clears what was received.
     fn fill(&self, step: u64) -> Result<()> {
         for (n, [sent, received]) in (0..).zip(&self.pieces) {
             let mut bytes = self.contents(self.rank.number, n, step, sent.len());
@@ -259,7 +262,8 @@ impl<'e> Player<'e> {
         Ok(())
     }
 
-    fn look(&self, step: u64) -> Result<()> {
+    /// Compares the received data with that of a step.
+    fn compare(&self, step: u64) -> Result<()> {
         for (n, [_, received]) in (0..).zip(&self.pieces) {
             let (other, there) = self.options.other(self.rank.number, n);
             let mut got = vec![0_u8; received.len()];
@@ -306,7 +310,7 @@ impl Job for Options {
             }
             left -= steps;
         }
-        player.look(self.warmup)?;
+        player.compare(self.warmup)?;
         player.barrier()?;
         let Player {
             context,

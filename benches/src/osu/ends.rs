@@ -97,7 +97,7 @@ impl<'e> Ends<'e> {
         self.rank.left()
     }
 
-    /// Waits for all ranks of the job.
+    /// A barrier of all ranks of the job.
     pub fn barrier(&self) -> Result<()> {
         let nothing = self.memory.slice(0, 0)?;
         barrier_by(&self.context, BARRIER, &nothing, self.left())
@@ -286,7 +286,7 @@ impl<'e> Ends<'e> {
     }
 
     /// Compares the received payload with the peer's payload of a round.
-    pub fn look(&self, round: u64) -> Result<()> {
+    pub fn compare(&self, round: u64) -> Result<()> {
         self.context.gpu().flush_remote_writes();
         let mut all = vec![0; self.size + GUARD];
         self.memory.read(self.most, &mut all)?;

@@ -40,7 +40,7 @@ pub fn measure(ends: &mut Ends<'_>, play: &Play, (size, way): (u64, Way)) -> Res
         elapsed = time.as_nanos() as u64;
         ends.barrier()?;
         if receives(pattern, op, ends.is_first()) {
-            ends.look(number)?;
+            ends.compare(number)?;
         }
     }
     Ok(elapsed)
