@@ -9,7 +9,7 @@ use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::{Cause, Failure, Peer};
 use super::progress::arrived;
-use super::receive::{ANY_RANK, PREPARE, ask_reached, check_ready_order};
+use super::receive::{ANY_RANK, ask_reached, check_ready_order};
 use super::state::{State, known};
 use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
@@ -558,7 +558,11 @@ fn kernel_of(stream: &WeakStream) -> Option<Waiter> {
 fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Put> {
     check_ready_order(channel, link, number, 0)?;
     let Some(lane) = link.lane(0) else {
-        return Err(Error::new(PREPARE, Kind::Closed, "the lane is closed"));
+        return Err(Error::new(
+            "prepare receive",
+            Kind::Closed,
+            "the lane is closed",
+        ));
     };
     let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
     let mut batch = Batch::new(lane);
