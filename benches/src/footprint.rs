@@ -24,7 +24,7 @@ use crate::memory;
 use crate::options::Setup;
 use crate::rank::{Job, Rank};
 use crate::report::Target;
-use crate::start::gather;
+use crate::start::barrier;
 use crate::table::{Table, bytes};
 use crate::world;
 
@@ -32,7 +32,7 @@ use crate::world;
 const QUEUE: u32 = 64;
 /// The tag of the measured messages, and the tag of the messages that synchronize the ranks.
 const TAG: u32 = 1;
-const TOGETHER: u32 = 2;
+const BARRIER: u32 = 2;
 /// Most memory of a connected peer in bytes, without the slots of messages in flight.
 const MOST: u64 = 64 << 10;
 
@@ -117,22 +117,22 @@ impl Job for Options {
         };
         // Memory that all contexts of a process share is not counted.
         let together = builder("together", Connect::Lazy)?;
-        gather(&together, TOGETHER, rank.left())?;
+        barrier(&together, BARRIER, rank.left())?;
         let start = Use::now()?;
         let alone = builder("alone", Connect::Lazy)?;
         let lonely = Use::now()?;
         let context = builder("connected", Connect::UpFront)?;
-        gather(&together, TOGETHER, rank.left())?;
+        barrier(&together, BARRIER, rank.left())?;
         let connected = Use::now()?;
         exchange(&context, None, rank.left())?;
-        gather(&together, TOGETHER, rank.left())?;
+        barrier(&together, BARRIER, rank.left())?;
         let tagged = Use::now()?;
         exchange(&context, Some(&endpoint.stream), rank.left())?;
-        gather(&together, TOGETHER, rank.left())?;
+        barrier(&together, BARRIER, rank.left())?;
         let streamed = Use::now()?;
         context.close(rank.left())?;
         alone.close(rank.left())?;
-        gather(&together, TOGETHER, rank.left())?;
+        barrier(&together, BARRIER, rank.left())?;
         together.close(rank.left())?;
         let context = lonely.minus(start);
         // A rank is its own peer too, with both ends of a lane, and with both directions of a tag.

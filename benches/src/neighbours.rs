@@ -20,13 +20,13 @@ use crate::options::{self, Ranks, Setup};
 use crate::pattern;
 use crate::rank::{Job, Rank};
 use crate::report::Target;
-use crate::start::gather_by;
+use crate::start::barrier_by;
 use crate::stats::{Samples, Summary};
 use crate::table::{self, Table};
 use crate::world;
 
 /// The tag of messages that synchronise the ranks; the messages of neighbour `n` have tag `n`.
-const TOGETHER: u32 = 1000;
+const BARRIER: u32 = 1000;
 /// Most steps of a batch.
 const BATCH: u64 = 32;
 /// Most neighbours of all steps of a batch, without and with messages: a stream and a send queue
@@ -179,9 +179,10 @@ impl<'e> Player<'e> {
         })
     }
 
-    fn gather(&self) -> Result<()> {
+    /// A barrier of all ranks.
+    fn barrier(&self) -> Result<()> {
         let nothing = self.memory.slice(0, 0)?;
-        gather_by(&self.context, TOGETHER, &nothing, self.rank.left())
+        barrier_by(&self.context, BARRIER, &nothing, self.rank.left())
     }
 
     /// Enqueues a step.
@@ -225,7 +226,7 @@ impl<'e> Player<'e> {
         }
         self.stamp(1)?;
         self.bell.enqueue(stream)?;
-        self.gather()?;
+        self.barrier()?;
         self.gate.open()?;
         self.bell.poll(Instant::now() + self.rank.left())?;
         self.context.synchronize(stream, self.rank.left())?;
@@ -236,19 +237,21 @@ impl<'e> Player<'e> {
     /// Runs one step, and compares every byte.
     fn verified(&self, way: Way, step: u64) -> Result<()> {
         self.fill(step)?;
-        self.gather()?;
+        self.barrier()?;
         self.step(way)?;
         let stream = &self.endpoint.stream;
         self.context.synchronize(stream, self.rank.left())?;
-        self.look(step)?;
-        self.gather()
+        self.compare(step)?;
+        self.barrier()
     }
 
+    /// What a rank sends to one of its neighbours in a step.
     fn contents(&self, rank: u32, neighbour: u32, step: u64, len: usize) -> Vec<u8> {
         let number = u64::from(rank * self.options.neighbours + neighbour);
         pattern::bytes(pattern::tag(step << 32 | number, 0), len)
     }
 
+    /// Writes the data of a step, and clears what was received.
     fn fill(&self, step: u64) -> Result<()> {
         for (n, [sent, received]) in (0..).zip(&self.pieces) {
             let mut bytes = self.contents(self.rank.number, n, step, sent.len());
@@ -259,7 +262,8 @@ impl<'e> Player<'e> {
         Ok(())
     }
 
-    fn look(&self, step: u64) -> Result<()> {
+    /// Compares the received data with that of a step.
+    fn compare(&self, step: u64) -> Result<()> {
         for (n, [_, received]) in (0..).zip(&self.pieces) {
             let (other, there) = self.options.other(self.rank.number, n);
             let mut got = vec![0_u8; received.len()];
@@ -291,7 +295,7 @@ impl Job for Options {
         }
         // The data of the measured steps, which are compared at the end.
         player.fill(self.warmup)?;
-        player.gather()?;
+        player.barrier()?;
         let each = |way: &Way| (*way, [(); 2].map(|()| Samples::default()));
         let mut samples: Vec<(Way, [Samples; 2])> = self.ways.iter().map(each).collect();
         let enqueued = ENQUEUED[usize::from(self.ways.contains(&Way::Messages))];
@@ -306,8 +310,8 @@ impl Job for Options {
             }
             left -= steps;
         }
-        player.look(self.warmup)?;
-        player.gather()?;
+        player.compare(self.warmup)?;
+        player.barrier()?;
         let Player {
             context,
             neighbourhood,

@@ -20,12 +20,12 @@ use crate::kernel::{Tally, Turn, Turns};
 use crate::options::{self, Ranks, Setup};
 use crate::pattern;
 use crate::rank::{Job, Rank};
-use crate::start::gather;
+use crate::start::barrier;
 use crate::table;
 use crate::world;
 
 /// The tag of messages that synchronise the ranks.
-const TOGETHER: u32 = 1;
+const BARRIER: u32 = 1;
 /// Items of a batch; a stream has at most two batches enqueued.
 const BATCH: u64 = 32;
 /// Items before the measurement.
@@ -112,7 +112,7 @@ impl Job for Options {
         };
         let mut elapsed = Duration::ZERO;
         for items in [0..WARM_UP, WARM_UP..WARM_UP + self.items] {
-            gather(&context, TOGETHER, rank.left())?;
+            barrier(&context, BARRIER, rank.left())?;
             let deadline = Instant::now() + rank.left();
             let start = Instant::now();
             for item in items.clone() {
@@ -136,7 +136,7 @@ impl Job for Options {
             _ => 0,
         };
         tally.take(verified)?;
-        gather(&context, TOGETHER, rank.left())?;
+        barrier(&context, BARRIER, rank.left())?;
         context.close(rank.left())?;
         Ok(serde_json::to_value(Played {
             names: endpoint.made_of(&self.setup, kind)?.names,

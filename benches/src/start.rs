@@ -109,7 +109,7 @@ impl Job for Start {
         }
         let connected = since();
         // A rank leaves only after all others have finished.
-        gather(&context, END, rank.left())?;
+        barrier(&context, END, rank.left())?;
         context.close(rank.left())?;
         let kind = setup.memory(&endpoint.gpu);
         Ok(serde_json::to_value(Steps {
@@ -138,13 +138,13 @@ fn ring(context: &Context, limit: Duration) -> Result<()> {
 }
 
 /// A barrier of all ranks.
-pub fn gather(context: &Context, tag: u32, limit: Duration) -> Result<()> {
+pub fn barrier(context: &Context, tag: u32, limit: Duration) -> Result<()> {
     let memory = context.alloc(MemoryKind::Pinned, 8)?;
-    gather_by(context, tag, &memory.slice(0, 0)?, limit)
+    barrier_by(context, tag, &memory.slice(0, 0)?, limit)
 }
 
-/// As [`gather`], by messages of `nothing`, an empty slice.
-pub fn gather_by(context: &Context, tag: u32, nothing: &Slice, limit: Duration) -> Result<()> {
+/// As [`barrier`], by messages of `nothing`, an empty slice.
+pub fn barrier_by(context: &Context, tag: u32, nothing: &Slice, limit: Duration) -> Result<()> {
     if context.rank() > 0 {
         context.isend(0, tag, nothing)?.wait(limit)?;
         context.irecv(0, tag, nothing)?.wait(limit)?;

@@ -42,9 +42,9 @@ fn runs_well(words: &str) -> Output {
 fn fails(words: &str, error: &str) -> String {
     let output = run(words);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-    let said = text(&output);
-    assert!(said.contains(error), "{said}");
-    said
+    let printed = text(&output);
+    assert!(printed.contains(error), "{printed}");
+    printed
 }
 
 /// Runs ping-pong, and checks its output and its files.
@@ -202,10 +202,10 @@ fn one_wrong_bit_is_an_error() {
     let _alone = alone();
     for ranks in ["--threads", ""] {
         let words = format!("pingpong --sizes 4096 --iterations 50 --corrupt 40 {ranks}");
-        let said = fails(&words, "1 wrong bytes");
+        let printed = fails(&words, "1 wrong bytes");
         assert!(
-            said.contains("byte 2048 of message 40 from rank 1"),
-            "{said}"
+            printed.contains("byte 2048 of message 40 from rank 1"),
+            "{printed}"
         );
     }
 }
@@ -312,9 +312,9 @@ fn invalid_options_are_errors() {
         assert_eq!(run(bad).status.code(), Some(2), "{bad}");
     }
     fails("neighbours -n 3 --ranks 4", "their number is even");
-    let said = text(&run("latency -m 64:8"));
+    let printed = text(&run("latency -m 64:8"));
     let sentence = "the first size, 64 bytes, is greater than the last, 8 bytes";
-    assert!(said.contains(sentence), "{said}");
+    assert!(printed.contains(sentence), "{printed}");
 }
 
 /// The tables of the commands with OSU's columns: their heads, and numbers below them.
@@ -322,16 +322,16 @@ fn invalid_options_are_errors() {
 fn columns_are_those_of_osu() {
     let _alone = alone();
     let table = |words: &str, heads: &str| {
-        let said = text(&runs_well(words));
+        let printed = text(&runs_well(words));
         let line = |line: &&str| line.split("  ").filter(|cell| !cell.is_empty()).count() > 1;
-        let mut lines = said.lines().filter(line);
+        let mut lines = printed.lines().filter(line);
         let cells = |line: &str| -> Vec<String> {
             let cells = line.split("  ").map(str::trim);
             let cells = cells.filter(|cell| !cell.is_empty());
             cells.map(str::to_owned).collect()
         };
         let found = cells(lines.next().unwrap()).join(", ");
-        assert_eq!(found, heads, "{said}");
+        assert_eq!(found, heads, "{printed}");
         let sizes: Vec<String> = lines
             .map(|line| {
                 let cells = cells(line);
@@ -340,7 +340,7 @@ fn columns_are_those_of_osu() {
                 cells[0].clone()
             })
             .collect();
-        assert_eq!(sizes, ["4", "8", "16"], "{said}");
+        assert_eq!(sizes, ["4", "8", "16"], "{printed}");
     };
     let few = "-m 4:16 -i 300 -x 2 --threads";
     table(&format!("latency {few}"), "# Size, Latency (us)");

@@ -6,16 +6,16 @@ use libtest_mimic::Trial;
 
 #[cfg(feature = "mutants")]
 fn trials() -> Vec<Trial> {
-    use conformance::sim::mp::{agree, collectives, halo, late, neighbours, talk, windows};
+    use conformance::sim::mp::{agree, collectives, halo, late, messages, neighbours, windows};
     use conformance::sim::mutants::Hunt;
     use mp::mutant::{self, Mutant};
 
     static HUNT: Hunt<Mutant> = Hunt {
         set: mutant::set,
         scenarios: &[
-            ("talk", talk::run),
+            ("messages", messages::run),
             ("halo", halo::run),
-            ("talk out of order", talk::run_in_disorder),
+            ("messages out of order", messages::run_in_disorder),
             ("late words", late::run),
             ("agree", agree::run),
             ("windows", windows::run),

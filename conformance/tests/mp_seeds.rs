@@ -10,7 +10,7 @@ fn stencil_equals_the_serial_run_under_every_schedule() {
 
 #[test]
 fn every_message_arrives_for_any_program_and_schedule() {
-    gds_sim::seeds(200, mp::talk::run);
+    gds_sim::seeds(200, mp::messages::run);
 }
 
 /// The word of a message becomes visible after its payload, even if WRITEs are reordered.
@@ -41,7 +41,7 @@ fn particles_equal_the_serial_run_with_writes_out_of_order() {
 
 #[test]
 fn every_message_arrives_with_writes_out_of_order() {
-    gds_sim::seeds(100, mp::talk::run_in_disorder);
+    gds_sim::seeds(100, mp::messages::run_in_disorder);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn seed_replays_exactly() {
     for seed in [1, 2, 3, 4] {
         for run in [
             mp::halo::run,
-            mp::talk::run,
+            mp::messages::run,
             mp::loss::run,
             mp::halo3d::run,
             mp::halo3d::run_until_a_rank_dies,

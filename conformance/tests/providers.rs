@@ -79,14 +79,16 @@ fn run(words: &[&str], laps: &str) -> Result<(), Failed> {
     }
     child::tie(&mut command);
     let start = Instant::now();
-    let said = child::run(command, LIMIT)?;
+    let output = child::run(command, LIMIT)?;
     // The summaries follow the results of the trials.
-    let end = said.rsplit_once("test result: ").map_or("", |(_, end)| end);
+    let end = output
+        .rsplit_once("test result: ")
+        .map_or("", |(_, end)| end);
     let (_, end) = end.split_once('\n').unwrap_or_default();
     println!("{} ({:.0} s)", end.trim(), start.elapsed().as_secs_f64());
     match is_over(end, words) {
         true => Ok(()),
-        false => Err(format!("no trial ran over the requested provider and NICs\n{said}").into()),
+        false => Err(format!("no trial ran over the requested provider and NICs\n{output}").into()),
     }
 }
 

@@ -30,16 +30,18 @@ impl<T: Copy> Variable<T> {
             self.former_name
                 .and_then(|name| Some((name, std::env::var(name).ok()?)))
         };
-        let own = std::env::var(self.name).ok().map(|said| (self.name, said));
-        let Some((name, said)) = own.or_else(former) else {
+        let own = std::env::var(self.name)
+            .ok()
+            .map(|value| (self.name, value));
+        let Some((name, value)) = own.or_else(former) else {
             return Ok(self.words[0].1);
         };
-        let (word, meaning) = self.meaning(&said).ok_or_else(|| {
-            let what = format!("{name}={said} is not a known value; {}", self.known());
+        let (word, meaning) = self.meaning(&value).ok_or_else(|| {
+            let what = format!("{name}={value} is not a known value; {}", self.known());
             Error::new("read environment", Kind::Invalid, what)
         })?;
-        if word != said || name != self.name {
-            let warning = format!("{name}={said} is now called {}={word}", self.name);
+        if word != value || name != self.name {
+            let warning = format!("{name}={value} is now called {}={word}", self.name);
             if first_time(&warning) {
                 tracing::warn!(target: "gdsync", "{warning}");
             }
@@ -47,10 +49,10 @@ impl<T: Copy> Variable<T> {
         Ok(meaning)
     }
 
-    /// The present name of the word `said`, and its meaning; `None` for an unknown word.
-    pub fn meaning(&self, said: &str) -> Option<(&'static str, T)> {
-        let renamed = self.former_words.iter().find(|(word, _)| *word == said);
-        let word = renamed.map_or(said, |(_, now)| now);
+    /// The present name of the word `value`, and its meaning; `None` for an unknown word.
+    pub fn meaning(&self, value: &str) -> Option<(&'static str, T)> {
+        let renamed = self.former_words.iter().find(|(word, _)| *word == value);
+        let word = renamed.map_or(value, |(_, now)| now);
         self.words.iter().find(|(known, _)| *known == word).copied()
     }
 
@@ -62,8 +64,8 @@ impl<T: Copy> Variable<T> {
 }
 
 /// Whether this is the first call with this text in this process.
-pub(crate) fn first_time(said: &str) -> bool {
-    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut all = SAID.lock();
-    all.insert(said.to_owned())
+pub(crate) fn first_time(text: &str) -> bool {
+    static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut all = SEEN.lock();
+    all.insert(text.to_owned())
 }

@@ -10,7 +10,7 @@ mod virtual_nic;
 
 use common::*;
 use gdsync::rdma::{DeviceOptions, NicChoice, Provider};
-use listen::Told;
+use listen::Events;
 use standin::Control;
 use virtual_nic::{cases, inside, inside_with_cuda, outside};
 
@@ -18,18 +18,21 @@ use virtual_nic::{cases, inside, inside_with_cuda, outside};
 /// `level` reports why the others are passed over: each reason contains the text.
 #[track_caller]
 fn comes_to(gpu: &Gpu, provider: Provider, level: &str, reasons: &[&str]) {
-    let told = Told::of_this_process(tracing::Level::TRACE);
+    let events = Events::of_this_process(tracing::Level::TRACE);
     let first = Device::from_env(gpu).unwrap();
     let second = Device::from_env(gpu).unwrap();
     for device in [&first, &second] {
         assert_eq!(device.provider(), provider, "{device:?}");
         let passed_over = device.passed_over();
         assert_eq!(passed_over.len(), reasons.len(), "{passed_over:?}");
-        for (said, reason) in passed_over.iter().zip(reasons) {
-            assert!(said.contains(reason), "{said:?} does not say {reason:?}");
+        for (text, reason) in passed_over.iter().zip(reasons) {
+            assert!(
+                text.contains(reason),
+                "{text:?} does not contain {reason:?}"
+            );
         }
     }
-    let mut news = told.lines();
+    let mut news = events.lines();
     news.retain(|line| line.contains("is used"));
     assert_eq!(news.len(), reasons.len(), "{news:?}");
     for (line, reason) in news.iter().zip(reasons) {
@@ -110,8 +113,8 @@ cases! {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn former_name_is_accepted_with_one_warning() {
     inside!(&[("GDS_PROVIDER", "proxy")]);
-    let (told, gpu) = (
-        Told::of_this_process(tracing::Level::INFO),
+    let (events, gpu) = (
+        Events::of_this_process(tracing::Level::INFO),
         Gpu::soft().unwrap(),
     );
     for _ in 0..2 {
@@ -119,7 +122,7 @@ fn former_name_is_accepted_with_one_warning() {
         assert_eq!(device.provider(), Provider::Verbs);
     }
     let warning = "WARN GDS_PROVIDER=proxy is now called GDS_PROVIDER=verbs";
-    let lines = told.lines();
+    let lines = events.lines();
     let count = lines.iter().filter(|line| *line == warning).count();
     assert_eq!(count, 1, "{lines:?}");
 }
@@ -137,10 +140,10 @@ fn forced_provider_is_not_replaced() {
 #[test]
 fn unknown_provider_is_refused() {
     outside!(&[("GDS_PROVIDER", "connectx")]);
-    let said = "GDS_PROVIDER=connectx is not a known value; the known values are auto, mlx5, verbs, \
+    let text = "GDS_PROVIDER=connectx is not a known value; the known values are auto, mlx5, verbs, \
                 emulated";
     let opened = Device::from_env(&Gpu::soft().unwrap());
-    refused(opened, Kind::Invalid, None, &[said]);
+    refused(opened, Kind::Invalid, None, &[text]);
 }
 
 /// If ranks of a job have different kinds of NIC, both get an error.

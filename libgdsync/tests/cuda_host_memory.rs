@@ -185,9 +185,9 @@ fn host_memory_of_devices_and_unmapped_addresses() {
 }
 
 /// Records its drop.
-struct Told(Arc<AtomicBool>);
+struct DropFlag(Arc<AtomicBool>);
 
-impl Drop for Told {
+impl Drop for DropFlag {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
@@ -199,8 +199,8 @@ fn an_owner_is_dropped_behind_the_last_use() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
-    let (at, told) = (pages(2), Arc::new(AtomicBool::new(false)));
-    let owner = Box::new(Told(Arc::clone(&told)));
+    let (at, dropped) = (pages(2), Arc::new(AtomicBool::new(false)));
+    let owner = Box::new(DropFlag(Arc::clone(&dropped)));
     // SAFETY: pages that are never freed, and accessed by the region alone.
     let region = unsafe { gpu.register_host_owned(at, 2 * PAGE, owner) }.unwrap();
     let stream = gpu.stream().unwrap();
@@ -208,10 +208,13 @@ fn an_owner_is_dropped_behind_the_last_use() {
     write(&gpu, &stream, &region, 0, 8);
     drop(region);
     std::thread::sleep(Duration::from_millis(100));
-    assert!(!told.load(Ordering::Acquire), "a stream has yet to write");
+    assert!(
+        !dropped.load(Ordering::Acquire),
+        "a stream has yet to write"
+    );
     gate.store(1).unwrap();
     passes(&stream);
-    until("the owner is dropped", || told.load(Ordering::Acquire));
+    until("the owner is dropped", || dropped.load(Ordering::Acquire));
     assert_eq!(
         control.live()["registered"],
         0,
@@ -256,7 +259,7 @@ fn an_adopted_buffer_comes_back_behind_the_work_of_streams() {
 struct Copies {
     stream: Stream,
     memory: Region,
-    _told: Told,
+    _flag: DropFlag,
 }
 
 impl Drop for Copies {
@@ -273,17 +276,17 @@ fn an_owner_may_enqueue_on_an_exclusive_gpu() {
     let control = Control::open();
     control.set_attribute(COMPUTE_MODE, EXCLUSIVE_PROCESS);
     let gpu = Gpu::cuda(0).unwrap();
-    let told = Arc::new(AtomicBool::new(false));
+    let dropped = Arc::new(AtomicBool::new(false));
     let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
     let owner = Copies {
         stream: gpu.stream().unwrap(),
         memory,
-        _told: Told(Arc::clone(&told)),
+        _flag: DropFlag(Arc::clone(&dropped)),
     };
     // SAFETY: pages that are never freed, and accessed by the region alone.
     let region = unsafe { gpu.register_host_owned(pages(2), PAGE, Box::new(owner)) }.unwrap();
     std::thread::spawn(move || drop(region));
-    until("the owner is dropped", || told.load(Ordering::Acquire));
+    until("the owner is dropped", || dropped.load(Ordering::Acquire));
 }
 
 /// No event can be recorded for a stream's earlier work while the stream is being captured. Without
@@ -297,8 +300,8 @@ fn an_owner_outlives_a_stream_dropped_during_a_capture() {
     let raw = raw_stream();
     // SAFETY: a stream of the current context, which stays.
     let stream = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
-    let told = Arc::new(AtomicBool::new(false));
-    let (at, owner) = (pages(2), Box::new(Told(Arc::clone(&told))));
+    let dropped = Arc::new(AtomicBool::new(false));
+    let (at, owner) = (pages(2), Box::new(DropFlag(Arc::clone(&dropped))));
     // SAFETY: pages that are never freed, and accessed by the region alone.
     let region = unsafe { gpu.register_host_owned(at, 2 * PAGE, owner) }.unwrap();
     let gate = gate(&gpu, &stream);
@@ -307,7 +310,10 @@ fn an_owner_outlives_a_stream_dropped_during_a_capture() {
     drop(stream);
     drop(region);
     std::thread::sleep(Duration::from_millis(100));
-    assert!(!told.load(Ordering::Acquire), "the stream has yet to write");
+    assert!(
+        !dropped.load(Ordering::Acquire),
+        "the stream has yet to write"
+    );
     end_capture(raw);
     gate.store(1).unwrap();
     until("the stream has written", || control.waiting() == 0);

@@ -79,19 +79,19 @@ fn the_peer_dies() {
         let mem = memory(&pd, MemoryKind::Pinned, 64, Access::ALL);
         let mut peer = Peer::start();
         let mut lines = BufReader::new(peer.0.stdout.take().unwrap()).lines();
-        let mut said = |word: &str| {
+        let mut next_line = |word: &str| {
             let found = lines.by_ref().map(Result::unwrap);
             let mut found = found.filter(|line| line.starts_with(word));
             found.next().expect("the peer ended early")
         };
-        let line = said("peer");
+        let line = next_line("peer");
         let words: Vec<&str> = line.split(' ').collect();
         let address = QpAddress::from_bytes(&bytes(words[1])).unwrap();
         let remote = RemoteMemory::from_bytes(&bytes(words[2])).unwrap();
         let own = hex(&qp.address().to_bytes());
         writeln!(peer.0.stdin.as_mut().unwrap(), "{own}").unwrap();
         qp.connect(&address).unwrap();
-        said("connected");
+        next_line("connected");
 
         let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
         let list = [sge(&mem, 0, 8)];

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use common::*;
 use gdsync::gpu::Consistency;
-use listen::Told;
+use listen::Events;
 use verbs_device::{paths, pattern};
 use virtual_nic::{cases, inside};
 
@@ -119,7 +119,7 @@ fn without_descriptors<T>(during: impl FnOnce() -> T) -> T {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn without_dma_bufs_memory_is_registered_by_address_and_that_is_said_once() {
     inside!(&[]);
-    let told = Told::of_this_process(tracing::Level::TRACE);
+    let events = Events::of_this_process(tracing::Level::TRACE);
     for (i, (name, open)) in DEVICES.into_iter().enumerate() {
         bytes_arrive(open, &QpConfig::default(), |pair, len| {
             let region = pair.gpu.alloc(MemoryKind::Device, len).unwrap();
@@ -128,12 +128,12 @@ fn without_dma_bufs_memory_is_registered_by_address_and_that_is_said_once() {
             memory
         });
         // One line for each open NIC, for any number of registrations.
-        let mut said = told.lines();
-        said.retain(|line| line.contains("is registered with"));
-        assert_eq!(said.len(), i + 1, "{name}");
+        let mut lines = events.lines();
+        lines.retain(|line| line.contains("is registered with"));
+        assert_eq!(lines.len(), i + 1, "{name}");
         let reason = "because: ";
         let reasoned = |line: &String| line.contains(reason) && !line.ends_with(reason);
-        assert!(said.iter().all(reasoned), "{said:?}");
+        assert!(lines.iter().all(reasoned), "{lines:?}");
     }
 }
 

@@ -24,8 +24,8 @@ fn opening_a_gpu_fails_when_its_trace_file_cannot_be_opened() {
         for open in [Gpu::soft(), Gpu::open("soft"), Gpu::from_env()] {
             let e = open.expect_err("the folder does not exist");
             assert_eq!(e.kind(), Kind::System);
-            let said = e.to_string();
-            assert!(said.contains(path) && said.contains("GDS_TRACE"), "{said}");
+            let text = e.to_string();
+            assert!(text.contains(path) && text.contains("GDS_TRACE"), "{text}");
         }
         return;
     }

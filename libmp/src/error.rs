@@ -120,6 +120,13 @@ impl Error {
         }))
     }
 
+    /// The error for a rank that the job does not have.
+    #[cold]
+    pub(crate) fn outside_job(operation: &'static str, rank: u32, size: u32) -> Error {
+        let what = format!("rank {rank} is not in the job of {size} ranks");
+        Error::new(operation, Kind::Invalid, what).with_rank(rank)
+    }
+
     /// The error for a request that was released.
     #[cold]
     pub(crate) fn unknown_request(operation: &'static str) -> Error {
@@ -201,7 +208,7 @@ impl Error {
         self.0.kind
     }
 
-    /// The operation that failed, as a verb phrase: `post send`.
+    /// The operation that failed, as a verb phrase: `prepare send`.
     pub fn operation(&self) -> &'static str {
         self.0.operation
     }

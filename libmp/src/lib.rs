@@ -119,7 +119,7 @@
 //! A message of up to the eager limit (default 4096 bytes, [`Builder::eager_limit`]) is *eager*: it
 //! is written into a slot of the receiver's mailbox, even if its receive is not posted yet, and is
 //! copied from there. Each pair of rank and tag has 16 slots ([`Builder::depth`]). The receiver
-//! returns slots as credits as it takes messages, so a slow receiver applies backpressure to its
+//! returns slots as credits as it takes messages, so a slow receiver applies back-pressure to its
 //! senders only. A sender without a credit waits: its stream, or its CPU request.
 //!
 //! A longer message uses *rendezvous*: it waits for its receive and is then written to the memory

@@ -9,7 +9,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use mp::{Agreed, Context, Kind, Progress, RecvOp};
-use sim::{Death, LIMIT, Rank, millis, pair, peer_failed, play, secs, slice, talk, talk_on};
+use sim::{
+    Death, LIMIT, Rank, exchange, exchange_on, millis, pair, peer_failed, play, secs, slice,
+};
 
 fn lost(agreed: mp::Result<Agreed>) -> Vec<u32> {
     agreed.unwrap().lost
@@ -43,7 +45,7 @@ fn survivors_name_the_rank_that_died_and_continue() {
             play(1, 4, move |rank| {
                 let ctx = rank.open(|b| b.timeout(secs(1)));
                 if known && rank.me % 2 == 1 {
-                    talk(&ctx, 4 - rank.me, 1);
+                    exchange(&ctx, 4 - rank.me, 1);
                 }
                 rank.barrier();
                 if rank.me == 3 {
@@ -62,7 +64,7 @@ fn survivors_name_the_rank_that_died_and_continue() {
                     assert_eq!((agreed.lost, agreed.value), (vec![3], round));
                 }
                 for other in (0..3).filter(|other| *other != rank.me) {
-                    talk(&ctx, other, 5);
+                    exchange(&ctx, other, 5);
                 }
                 rank.come();
                 // No rank drops its context before all have finished.
@@ -164,7 +166,7 @@ fn a_rank_that_one_rank_gave_up_is_lost_to_all() {
         play(seed, 4, |rank| {
             let ctx = rank.open(|b| b);
             if rank.me < 2 {
-                talk(&ctx, rank.peer(), 1);
+                exchange(&ctx, rank.peer(), 1);
             }
             rank.barrier();
             if rank.me == 0 {
@@ -195,7 +197,7 @@ fn an_agreement_ends_requests_with_lost_ranks() {
         let ctx: Context = rank.open(|b| b.timeout(LIMIT / 2));
         let stream = ctx.gpu().stream().unwrap();
         for other in (0..3).filter(|other| *other != rank.me) {
-            talk_on(&ctx, other, 1, &stream);
+            exchange_on(&ctx, other, 1, &stream);
         }
         rank.barrier();
         if rank.me == 2 {

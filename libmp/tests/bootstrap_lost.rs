@@ -13,7 +13,7 @@ use gdsync::gpu::{Condition, MemoryKind};
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Context, Error, Kind, Neighbour, Result, Source};
 use sim::gate;
-use sim::{LIMIT, Rank, SMALL, millis, play, recv, secs, send, slice, talk};
+use sim::{LIMIT, Rank, SMALL, exchange, millis, play, recv, secs, send, slice};
 use vmlx5::fabric::faults::Faults;
 
 /// The store that the ranks share, and how often each rank asked which ranks are gone.
@@ -129,8 +129,8 @@ fn open_peers_and_tags_stay_usable_without_the_store_and_close_succeeds() {
     let run = play(1, 3, move |rank| {
         let ctx = store.open(rank, |b| b);
         if rank.me < 2 {
-            talk(&ctx, rank.peer(), 1);
-            talk(&ctx, rank.peer(), 2);
+            exchange(&ctx, rank.peer(), 1);
+            exchange(&ctx, rank.peer(), 2);
         }
         lose(rank, &store);
         if rank.me < 2 {
@@ -140,8 +140,8 @@ fn open_peers_and_tags_stay_usable_without_the_store_and_close_succeeds() {
             let send = ctx.isend(rank.peer(), 1, &long).unwrap();
             send.wait(LIMIT).unwrap();
             assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
-            talk(&ctx, rank.peer(), 1);
-            talk(&ctx, rank.peer(), 2);
+            exchange(&ctx, rank.peer(), 1);
+            exchange(&ctx, rank.peer(), 2);
         }
         rank.barrier();
         // Long enough to show a warning that is repeated in each round.
@@ -149,7 +149,7 @@ fn open_peers_and_tags_stay_usable_without_the_store_and_close_succeeds() {
         ctx.close(LIMIT).unwrap();
         rank.barrier();
         if rank.me < 2 {
-            talk(&ctx, rank.peer(), 2);
+            exchange(&ctx, rank.peer(), 2);
         }
         rank.barrier();
     });
@@ -167,7 +167,7 @@ fn new_peers_and_tags_are_refused_at_once_without_the_store() {
     play(1, 3, move |rank| {
         let ctx = store.open(rank, |b| b);
         if rank.me < 2 {
-            talk(&ctx, rank.peer(), 1);
+            exchange(&ctx, rank.peer(), 1);
         }
         lose(rank, &store);
         let begun = rank.host.now();
@@ -187,7 +187,7 @@ fn new_peers_and_tags_are_refused_at_once_without_the_store() {
         assert!(waited < millis(100), "{waited:?}");
         assert_eq!(ctx.error(), None);
         if rank.me < 2 {
-            talk(&ctx, rank.peer(), 1);
+            exchange(&ctx, rank.peer(), 1);
         }
         rank.barrier();
     });
@@ -268,7 +268,7 @@ fn control_messages_are_retried_when_the_store_recovers() {
     let store = Store::default();
     play(1, 2, move |rank| {
         let ctx = store.open(rank, |b| b);
-        talk(&ctx, rank.peer(), 1);
+        exchange(&ctx, rank.peer(), 1);
         lose(rank, &store);
         if rank.me == 0 {
             let recv = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap();
@@ -282,7 +282,7 @@ fn control_messages_are_retried_when_the_store_recovers() {
         rank.until("the sender got no report of the truncation", || {
             ctx.error() == Some(gdsync::Status::TRUNCATED)
         });
-        talk(&ctx, rank.peer(), 3);
+        exchange(&ctx, rank.peer(), 3);
         // The receiver has returned its failure; the sender's request was dropped before it failed.
         let closed = ctx.close(LIMIT).map_err(|e| e.kind());
         assert_eq!(closed, [Ok(()), Err(Kind::Truncated)][rank.me as usize]);
@@ -296,7 +296,7 @@ fn idle_context_polls_for_gone_ranks_ten_times_a_second() {
     let store = Store::default();
     play(1, 4, move |rank| {
         let ctx = store.open(rank, |b| b.connect(mp::Connect::UpFront));
-        talk(&ctx, rank.me ^ 1, 1);
+        exchange(&ctx, rank.me ^ 1, 1);
         rank.barrier();
         rank.pass(secs(1));
         let before = store.looks(rank.me);
@@ -347,9 +347,9 @@ fn gone_rank_is_detected_with_and_without_a_waiting_request() {
             }
             rank.barrier();
         });
-        let told = |line: &&String| line.starts_with("rank 0: rank 3 is given up");
-        let told = run.warnings.all().iter().filter(told).count();
-        assert_eq!(told, usize::from(waits), "{:#?}", run.warnings.all());
+        let matches = |line: &&String| line.starts_with("rank 0: rank 3 is given up");
+        let warnings = run.warnings.all().iter().filter(matches).count();
+        assert_eq!(warnings, usize::from(waits), "{:#?}", run.warnings.all());
     }
 }
 
@@ -358,7 +358,7 @@ fn receives_from_any_rank_match_without_the_store() {
     let store = Store::default();
     play(1, 2, move |rank| {
         let ctx = store.open(rank, |b| b);
-        talk(&ctx, rank.peer(), 1);
+        exchange(&ctx, rank.peer(), 1);
         lose(rank, &store);
         let small = slice(&ctx, SMALL);
         let any = ctx.irecv(Source::Any, 1, &small).unwrap();

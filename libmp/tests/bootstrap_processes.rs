@@ -240,8 +240,8 @@ fn killed() {
     let survive = |mut ranks: Vec<Child>| {
         let status = ranks.remove(1).wait().unwrap();
         assert_eq!(status.signal(), Some(libc::SIGKILL));
-        let said = ["rank 0 goes on\n", "rank 2 goes on\n"];
-        assert_eq!(outputs(ranks), said);
+        let expected = ["rank 0 goes on\n", "rank 2 goes on\n"];
+        assert_eq!(outputs(ranks), expected);
     };
     survive(in_folder("die", &folder));
     // The files that the job left do not block the next job.
@@ -272,7 +272,7 @@ fn by_mpirun() {
     let text = String::from_utf8(output.stdout).unwrap();
     let mut lines = text.lines().collect::<Vec<_>>();
     lines.sort_unstable();
-    let told = |me| format!("rank {me} of 4 is done with {}", (me + 3) % 4);
-    assert_eq!(lines, [0, 1, 2, 3].map(told));
+    let line = |me| format!("rank {me} of 4 is done with {}", (me + 3) % 4);
+    assert_eq!(lines, [0, 1, 2, 3].map(line));
     assert_eq!(folder.names(), [""; 0]);
 }

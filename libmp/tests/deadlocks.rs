@@ -62,8 +62,8 @@ fn stands_in_the_page(number: u32, rank: u32, alarms: &[String]) -> Result<(), S
     let section = section.ok_or(format!("no section {number}"))?;
     let who = format!("rank {rank}: stream ");
     let mine = alarms.iter().filter(|line| line.starts_with(&who));
-    let mut said = mine.peekable();
-    if said.peek().is_none() {
+    let mut alarms = mine.peekable();
+    if alarms.peek().is_none() {
         return Ok(());
     }
     let quoted = |line: &str, alarm: &str| {
@@ -71,7 +71,7 @@ fn stands_in_the_page(number: u32, rank: u32, alarms: &[String]) -> Result<(), S
         let (_, what) = what.split_once(": ").unwrap_or_default();
         line.trim_start().starts_with(&who) && line.ends_with(what)
     };
-    match said.any(|alarm| section.lines().any(|line| quoted(line, alarm))) {
+    match alarms.any(|alarm| section.lines().any(|line| quoted(line, alarm))) {
         true => Ok(()),
         false => Err(format!("section {number} does not say {alarms:#?}")),
     }
@@ -142,8 +142,8 @@ fn named_now(rank: &Rank, ctx: &Context, expected: &[Wait<'_>]) {
         let text = s.to_string();
         let (who, what) = text.split_once(" has waited for ").unwrap();
         let (_, what) = what.split_once(": ").unwrap();
-        let said = |line: &String| line.starts_with(who) && line.ends_with(what);
-        let alarms = rank.warnings.alarms().into_iter().filter(said);
+        let matches = |line: &String| line.starts_with(who) && line.ends_with(what);
+        let alarms = rank.warnings.alarms().into_iter().filter(matches);
         assert_eq!(alarms.count(), 1, "the warning of: {text}");
     }
 }

@@ -81,7 +81,7 @@ impl Rank {
     }
 
     /// Sends messages to `other`, by the CPU and on streams.
-    fn talk(&self, other: &Rank) {
+    fn exchange(&self, other: &Rank) {
         let [me, peer] = [self.ctx.rank(), other.ctx.rank()];
         self.memory.write(0, &[me as u8 + 1; SMALL]).unwrap();
         let into = other.memory.slice(SMALL + LARGE, SMALL).unwrap();
@@ -123,11 +123,11 @@ fn round(number: u32) {
     let dead = ranks[victim as usize].take().unwrap();
     let alive: Vec<Rank> = ranks.into_iter().flatten().collect();
     let [a, b] = &alive[..] else { unreachable!() };
-    let anybody = |rank: &Rank, tag| rank.ctx.irecv(Source::Any, tag, &rank.large()).unwrap();
-    let (any, never) = (anybody(a, 20), anybody(a, 21));
+    let from_any = |rank: &Rank, tag| rank.ctx.irecv(Source::Any, tag, &rank.large()).unwrap();
+    let (any, never) = (from_any(a, 20), from_any(a, 21));
     let lost: Vec<_> = alive.iter().map(|r| r.entangle(victim)).collect();
     let mut own = dead.entangle(a.ctx.rank());
-    own.extend([anybody(&dead, 20), anybody(&dead, 22)]);
+    own.extend([from_any(&dead, 20), from_any(&dead, 22)]);
     // Its handles are dropped first, or its context.
     let Rank { ctx, stream, .. } = dead;
     if number % 4 < 2 {
@@ -159,8 +159,8 @@ fn round(number: u32) {
     // A request whose message arrives later; the other one is dropped with its context.
     drop(b.ctx.isend(a.ctx.rank(), 20, &b.small()).unwrap());
     assert_eq!(any.wait(LIMIT).unwrap().source(), b.ctx.rank());
-    a.talk(b);
-    b.talk(a);
+    a.exchange(b);
+    b.exchange(a);
     drop(never);
 }
 

@@ -294,13 +294,13 @@ fn dead_peers_have_other_texts_than_living_ones() {
                 .zip(["synchronize stream", "wait for request"])
             {
                 assert_eq!(e.rank(), Some(1));
-                let text = format!("{call}: receive from rank 1, tag 2, message 0: {text}");
-                let said = e.to_string();
+                let expected = format!("{call}: receive from rank 1, tag 2, message 0: {text}");
+                let found = e.to_string();
                 match death {
-                    Some(_) => assert!(said.starts_with(&text), "{said}"),
-                    None => assert_eq!(said, text),
+                    Some(_) => assert!(found.starts_with(&expected), "{found}"),
+                    None => assert_eq!(found, expected),
                 }
-                assert_eq!(said.contains("is alive"), death.is_none(), "{said}");
+                assert_eq!(found.contains("is alive"), death.is_none(), "{found}");
                 let timeout = Kind::PeerFailed(Status::TIMEOUT);
                 assert_eq!(e.kind() == timeout, death != Some(Death::Leaves), "{e:?}");
             }

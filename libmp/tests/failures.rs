@@ -13,7 +13,7 @@ use gdsync::Status;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Builder, Context, Kind, Memory, RecvOp, Request, SendOp, Slice, Source};
 use sim::{Death, LARGE, LIMIT, Rank, SMALL, Witness, millis, peer_failed, play, secs, send};
-use sim::{slice, talk, talk_on};
+use sim::{exchange, exchange_on, slice};
 
 const TIMEOUT: Duration = secs(2);
 const DEPTH: usize = 4;
@@ -239,11 +239,11 @@ fn dies(rank: &Rank, death: Death, phase: &Phase, by_cpu_thread: bool) {
             death.end(rank, ctx, 3);
         }
         FRIEND => {
-            talk(&ctx, 0, 7);
+            exchange(&ctx, 0, 7);
             rank.barrier();
             rank.barrier();
             send(&ctx, 0, 70, SMALL);
-            talk(&ctx, 0, 7);
+            exchange(&ctx, 0, 7);
             ctx.close(LIMIT).unwrap();
             rank.barrier();
         }
@@ -262,7 +262,7 @@ fn survives(rank: &Rank, ctx: &Context, make: fn(&Survivor<'_>), by_cpu_thread: 
         fine: RefCell::default(),
         saw: RefCell::default(),
     };
-    talk(ctx, FRIEND, 7);
+    exchange(ctx, FRIEND, 7);
     // Prepared before the death, to be posted after it; a stream posts in the order in which its
     // requests were prepared.
     let spare = ctx.gpu().stream().unwrap();
@@ -307,10 +307,10 @@ fn survives(rank: &Rank, ctx: &Context, make: fn(&Survivor<'_>), by_cpu_thread: 
     rank.barrier();
     let end = ctx.isend(VICTIM, 1, &survivor.slice(SMALL)).unwrap_err();
     assert_eq!(end.rank(), Some(VICTIM), "{end}");
-    talk_on(ctx, FRIEND, 7, &stream);
+    exchange_on(ctx, FRIEND, 7, &stream);
     // The death does not end a receive from any rank.
     assert_eq!(any.wait(LIMIT).unwrap().source(), FRIEND);
-    talk_on(ctx, ctx.rank(), 7, &stream);
+    exchange_on(ctx, ctx.rank(), 7, &stream);
     ctx.close(LIMIT).unwrap();
     rank.barrier();
 }

@@ -15,7 +15,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use mp::{Bootstrap, Builder, Connect, Context, Kind, Result, Source};
 use sim::{LARGE, LIMIT, Place, Rank, SMALL, millis, peer_failed, play, recv_on, secs};
-use sim::{slice, talk, talk_on};
+use sim::{exchange, exchange_on, slice};
 
 fn build(builder: Builder) -> Builder {
     builder.timeout(secs(5)).depth(4)
@@ -71,7 +71,7 @@ fn different_setup_is_reported_on_both_sides() {
 fn others_talk(rank: &Rank, ctx: &Context) {
     rank.barrier();
     if rank.me != 1 {
-        talk(ctx, 2 - rank.me, 5);
+        exchange(ctx, 2 - rank.me, 5);
     }
     rank.barrier();
 }
@@ -253,7 +253,7 @@ fn malformed_control_messages_fail_only_their_sender() {
                 }
                 others_talk(rank, &ctx);
                 if rank.me != 0 {
-                    talk(&ctx, 3 - rank.me, 6);
+                    exchange(&ctx, 3 - rank.me, 6);
                 }
                 rank.barrier();
             });
@@ -303,7 +303,7 @@ fn calls_of_progress_do_the_background_work() {
         play(1, 2, move |rank| {
             let ctx = rank.open_manual(build);
             let stream = ctx.gpu().stream().unwrap();
-            talk_on(&ctx, rank.peer(), 1, &stream);
+            exchange_on(&ctx, rank.peer(), 1, &stream);
             let (small, large) = (slice(&ctx, SMALL), slice(&ctx, LARGE));
             // With manual progress only.
             let recv = ctx.irecv(Source::Any, 2, &large).unwrap();
@@ -416,8 +416,8 @@ fn contexts_of_different_names_are_independent() {
         let place = rank.place(SoftOptions::default(), true);
         let one = rank.open_at(&place, |b| build(b).name("one"));
         let two = rank.open_at(&place, |b| build(b).name("two").depth(8));
-        talk(&one, rank.peer(), 1);
-        talk(&two, rank.peer(), 1);
+        exchange(&one, rank.peer(), 1);
+        exchange(&two, rank.peer(), 1);
         rank.barrier();
         // The end of one context does not end the other.
         let stream = one.gpu().stream().unwrap();
@@ -433,7 +433,7 @@ fn contexts_of_different_names_are_independent() {
             assert_eq!(e.kind(), Kind::PeerFailed(Status::REMOTE_ABORTED), "{e}");
             assert_eq!(one.error(), Some(Status::REMOTE_ABORTED));
         }
-        talk(&two, rank.peer(), 3);
+        exchange(&two, rank.peer(), 3);
         assert_eq!(two.error(), None);
         two.close(LIMIT).unwrap();
         rank.barrier();
@@ -445,7 +445,7 @@ fn context_name_can_be_reused() {
     play(1, 2, |rank| {
         for round in 0..3 {
             let ctx = rank.open(build);
-            talk(&ctx, rank.peer(), round);
+            exchange(&ctx, rank.peer(), round);
             ctx.close(LIMIT).unwrap();
             drop(ctx);
             rank.pass(millis(u64::from(rank.me) * 5));

@@ -12,7 +12,7 @@ use sim::{LARGE, LIMIT, Rank, SMALL, millis, pair, slice};
 
 const SIZES: [usize; 2] = [SMALL, LARGE];
 
-fn said(from: u32, len: usize) -> Vec<u8> {
+fn payload(from: u32, len: usize) -> Vec<u8> {
     (0..len).map(|at| at as u8 ^ from as u8).collect()
 }
 
@@ -53,7 +53,7 @@ fn a_request_without_a_stream_is_posted_where_its_stream_has_come_to() {
                 rank.barrier();
                 rank.pass(millis(5));
                 // The stream has not reached the send, so its memory may still be written.
-                let words = said(rank.me, len);
+                let words = payload(rank.me, len);
                 data.memory().write(0, &words).unwrap();
                 assert_eq!(recv.test().unwrap(), None);
                 rank.barrier();
@@ -61,7 +61,7 @@ fn a_request_without_a_stream_is_posted_where_its_stream_has_come_to() {
                 synchronize(&stream);
                 assert_eq!(recv.wait(LIMIT).unwrap().len, len as u64);
                 send.wait(LIMIT).unwrap();
-                assert_eq!(content(&into), said(rank.peer(), len));
+                assert_eq!(content(&into), payload(rank.peer(), len));
             }
             assert_eq!(ctx.error(), None);
         },
@@ -79,7 +79,7 @@ fn requests_of_all_kinds_are_bound_when_they_are_posted() {
             let length = length.region().word64(0).unwrap();
             for (tag, len) in (0..).step_by(4).zip([400, 40_000]) {
                 let (data, into) = (slice(ctx, 2 * len), slice(ctx, 2 * len));
-                data.memory().write(0, &said(rank.me, 2 * len)).unwrap();
+                data.memory().write(0, &payload(rank.me, 2 * len)).unwrap();
                 let halves =
                     |of: &Slice| [0, len / 2].map(|at| (of.memory().slice(at, len / 2)).unwrap());
                 let (from, to) = (halves(&data), halves(&into));
@@ -130,13 +130,13 @@ fn requests_of_all_kinds_are_bound_when_they_are_posted() {
                     synchronize(&stream);
                     assert_eq!(recv.wait(LIMIT).unwrap().len, arrives as u64, "tag {tag}");
                     send.wait(LIMIT).unwrap();
-                    let (came, went) = (content(&into), said(peer, 2 * len));
+                    let (came, went) = (content(&into), payload(peer, 2 * len));
                     assert_eq!(came[..len / 100], went[..len / 100], "tag {tag}");
                     into.memory().write(0, &vec![0; 2 * len]).unwrap();
                 }
-                let nobody = prepare_send(ctx, NULL_RANK, tag, &data);
-                nobody.post_on(&stream).unwrap();
-                nobody.wait(millis(0)).unwrap();
+                let send = prepare_send(ctx, NULL_RANK, tag, &data);
+                send.post_on(&stream).unwrap();
+                send.wait(millis(0)).unwrap();
             }
             assert_eq!(ctx.error(), None);
         },
@@ -156,7 +156,7 @@ fn requests_match_in_the_order_in_which_they_were_prepared() {
                     [0, 1].map(|_| slice(ctx, len)),
                 );
                 for (data, from) in data.iter().zip([10, 20]) {
-                    data.memory().write(0, &said(from, len)).unwrap();
+                    data.memory().write(0, &payload(from, len)).unwrap();
                 }
                 let recvs = into
                     .each_ref()
@@ -170,8 +170,8 @@ fn requests_match_in_the_order_in_which_they_were_prepared() {
                     recvs[second].wait_on(stream).unwrap();
                 }
                 streams.iter().for_each(synchronize);
-                assert_eq!(content(&into[0]), said(10, len));
-                assert_eq!(content(&into[1]), said(20, len));
+                assert_eq!(content(&into[0]), payload(10, len));
+                assert_eq!(content(&into[1]), payload(20, len));
                 for send in &sends {
                     send.wait(LIMIT).unwrap();
                 }
@@ -191,7 +191,7 @@ fn a_refused_request_stays_prepared() {
             let foreign = foreign.stream().unwrap();
             for (tag, len) in (0..).step_by(2).zip(SIZES) {
                 let (data, into) = (slice(ctx, len), slice(ctx, len));
-                data.memory().write(0, &said(rank.me, len)).unwrap();
+                data.memory().write(0, &payload(rank.me, len)).unwrap();
                 let peer = rank.peer();
                 // Nothing is posted behind a request of the stream that is prepared and not posted.
                 let own = std::slice::from_ref(&data);
@@ -214,7 +214,7 @@ fn a_refused_request_stays_prepared() {
                 assert_eq!(send.post_on(&stream).unwrap_err().kind(), Kind::Busy);
                 recv.wait(LIMIT).unwrap();
                 send.wait(LIMIT).unwrap();
-                assert_eq!(content(&into), said(peer, len));
+                assert_eq!(content(&into), payload(peer, len));
                 // The lane is usable.
                 let recv = ctx.irecv_on(&stream, peer, tag, &into).unwrap();
                 ctx.isend_on(&stream, peer, tag, &data)
@@ -235,14 +235,14 @@ fn two_streams(len: usize, body: impl Fn(&Rank, &Context, &Slice, [&Stream; 2]) 
         move |rank, ctx| {
             let data = slice(ctx, len);
             if rank.me == 0 {
-                data.memory().write(0, &said(0, len)).unwrap();
+                data.memory().write(0, &payload(0, len)).unwrap();
                 let sent = ctx.isend(1, 1, &data).unwrap();
                 sent.wait(LIMIT).unwrap();
                 return;
             }
             let (poster, waiter) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
             body(rank, ctx, &data, [&poster, &waiter]);
-            assert_eq!(content(&data), said(0, len));
+            assert_eq!(content(&data), payload(0, len));
         },
     );
 }

@@ -388,8 +388,8 @@ fn late_neighbour_is_named_and_given_up_after_the_timeout() {
                 );
                 let e = ctx.synchronize(&stream, LIMIT).unwrap_err();
                 peer_failed(&e, 1);
-                let said = format!("its {what} has not arrived within 3 s (Builder::timeout)");
-                assert!(e.to_string().contains(&said), "{e}");
+                let reason = format!("its {what} has not arrived within 3 s (Builder::timeout)");
+                assert!(e.to_string().contains(&reason), "{e}");
                 assert_eq!((e.tag(), e.number()), (Some(tag(1, 0)), Some(2)));
                 rank.barrier();
             },

@@ -25,7 +25,7 @@ fn others(rank: &Rank) -> impl Iterator<Item = u32> + use<> {
     (0..RANKS).filter(move |other| *other != me)
 }
 
-fn said(from: u32, to: u32, len: usize) -> Vec<u8> {
+fn payload(from: u32, to: u32, len: usize) -> Vec<u8> {
     (0..len)
         .map(|at| (at * 7) as u8 ^ (16 * from + to) as u8)
         .collect()
@@ -58,7 +58,7 @@ struct Exchange {
 impl Exchange {
     fn data(rank: &Rank, ctx: &Context, to: u32, len: usize) -> Slice {
         let data = slice(ctx, len);
-        data.memory().write(0, &said(rank.me, to, len)).unwrap();
+        data.memory().write(0, &payload(rank.me, to, len)).unwrap();
         data
     }
 
@@ -86,7 +86,11 @@ impl Exchange {
             assert_eq!(request.wait(LIMIT).unwrap().len, self.len as u64);
         }
         for (from, into) in &self.into {
-            assert_eq!(content(into), said(*from, rank.me, self.len), "from {from}");
+            assert_eq!(
+                content(into),
+                payload(*from, rank.me, self.len),
+                "from {from}"
+            );
         }
     }
 }
@@ -153,10 +157,10 @@ fn a_stream_waits_for_requests_of_all_kinds_at_once() {
                 assert!(stream.synchronize(LIMIT).unwrap());
                 mp::wait_all(&requests, LIMIT).unwrap();
                 for (from, into) in here.into.iter().chain(&there.into) {
-                    assert_eq!(content(into), said(*from, rank.me, len));
+                    assert_eq!(content(into), payload(*from, rank.me, len));
                 }
-                assert_eq!(content(&any), said(last, rank.me, len));
-                assert_eq!(content(&own), said(rank.me, next, len));
+                assert_eq!(content(&any), payload(last, rank.me, len));
+                assert_eq!(content(&own), payload(rank.me, next, len));
             }
             assert_eq!(ctx.error(), None);
         });
@@ -372,15 +376,15 @@ fn requests_of_all_kinds_are_posted_at_once() {
                 assert!(stream.synchronize(LIMIT).unwrap());
                 mp::wait_all(&requests, LIMIT).unwrap();
                 for (from, into) in one.into.iter().chain(&two.into) {
-                    assert_eq!(content(into), said(*from, rank.me, len));
+                    assert_eq!(content(into), payload(*from, rank.me, len));
                 }
-                let came = said(last, rank.me, len);
+                let came = payload(last, rank.me, len);
                 assert_eq!(content(&any[0]), came);
                 assert_eq!(content(&short[0])[..len - 5], came[..len - 5]);
                 assert_eq!(content(&halves[0]), came[..len / 2]);
                 assert_eq!(content(&halves[1]), came[len / 2..]);
-                assert_eq!(content(&own[0]), said(rank.me, next, len));
-                let (wide, came) = (content(&into[1]), said(last, rank.me, 2 * len));
+                assert_eq!(content(&own[0]), payload(rank.me, next, len));
+                let (wide, came) = (content(&into[1]), payload(last, rank.me, 2 * len));
                 assert!((0..2 * len).step_by(2).all(|at| wide[at] == came[at]));
             }
             assert_eq!(ctx.error(), None);

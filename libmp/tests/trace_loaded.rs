@@ -111,7 +111,7 @@ fn calls_are_ranges_of_nvtx_where_the_library_is() {
             .env("GDS_NVTX_LIB", &library)
             .env("NVTX_RECORD", &record);
     });
-    let said = std::fs::read_to_string(&record).unwrap();
+    let found = std::fs::read_to_string(&record).unwrap();
     for file in [source, library, record] {
         let _ = std::fs::remove_file(file);
     }
@@ -124,7 +124,7 @@ fn calls_are_ranges_of_nvtx_where_the_library_is() {
         "close",
     ];
     let expected: String = calls.iter().map(|call| format!("0 {call}\n")).collect();
-    assert_eq!(said, expected);
+    assert_eq!(found, expected);
 }
 
 /// Keeps the spans of `mp::call` as text, with those that are entered.

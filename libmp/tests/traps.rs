@@ -13,13 +13,13 @@ const SIZES: [usize; 2] = [SMALL, LARGE];
 const TAG: u32 = 1;
 
 /// Message `i` of a rank.
-fn said(from: u32, i: usize, len: usize) -> Vec<u8> {
+fn payload(from: u32, i: usize, len: usize) -> Vec<u8> {
     vec![(16 * i) as u8 + from as u8 + 1; len]
 }
 
 fn filled(ctx: &Context, i: usize, len: usize) -> Slice {
     let data = slice(ctx, len);
-    let bytes = said(ctx.rank(), i, len);
+    let bytes = payload(ctx.rank(), i, len);
     data.memory().write(0, &bytes).unwrap();
     data
 }
@@ -67,7 +67,7 @@ fn unpack(rank: &Rank, ctx: &Context, ready: Ready, len: usize) -> Vec<u8> {
     late.open();
     assert!(stream.synchronize(LIMIT).unwrap());
     next.wait(LIMIT).unwrap();
-    assert_eq!(content(&buffer), said(0, 1, len));
+    assert_eq!(content(&buffer), payload(0, 1, len));
     content(&unpacked)
 }
 
@@ -85,7 +85,7 @@ fn receive_of_the_cpu_overwrites_a_buffer_that_a_stream_still_unpacks() {
                 move |rank, ctx| {
                     if rank.me == 1 {
                         let found = unpack(rank, ctx, ready, len);
-                        return assert_eq!(found, said(0, unpacked, len), "{ready:?}");
+                        return assert_eq!(found, payload(0, unpacked, len), "{ready:?}");
                     }
                     for i in 0..2 {
                         if ready == Ready::ByHand && i == 1 {
@@ -128,7 +128,7 @@ fn receives_first(
         };
         body(rank, &post, &send);
         for (i, into) in into.iter().enumerate() {
-            assert_eq!(content(into), said(peer, i, len), "message {i}");
+            assert_eq!(content(into), payload(peer, i, len), "message {i}");
         }
         ctx.flush(LIMIT).unwrap();
     });
@@ -196,13 +196,13 @@ fn levels_of_the_cpu_and_of_a_stream_match_in_the_order_of_the_calls() {
                     ctx.isend(peer, TAG, &filled(ctx, 1, len)).unwrap(),
                 ];
                 mp::wait_all(&by_cpu, LIMIT).unwrap();
-                assert_eq!(content(&coarse), said(peer, 1, len));
+                assert_eq!(content(&coarse), payload(peer, 1, len));
                 assert_eq!(requests[0].test().unwrap(), None);
                 rank.barrier();
 
                 late.open();
                 ctx.synchronize(&stream, LIMIT).unwrap();
-                assert_eq!(content(&fine), said(peer, 0, len));
+                assert_eq!(content(&fine), payload(peer, 0, len));
             },
         );
     }

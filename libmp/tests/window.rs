@@ -51,8 +51,8 @@ fn exchange(ctx: &Context, kind: MemoryKind, by_stream: bool, to: u32, from: u32
     let data = ctx.alloc(kind, ROOM).unwrap();
     for round in 1..=12_u64 {
         let len = [0, 1, 8, 3000, 20_000, ROOM][round as usize % 6];
-        let said = |rank: u32| vec![rank as u8 * 64 + round as u8; len];
-        data.write(0, &said(ctx.rank())).unwrap();
+        let payload = |rank: u32| vec![rank as u8 * 64 + round as u8; len];
+        data.write(0, &payload(ctx.rank())).unwrap();
         // The last bytes come by a put of their own, before the signal.
         let (head, tail) = (len / 3, len - len / 3);
         let [head, tail] = [(0, head), (head, tail)].map(|(at, len)| data.slice(at, len).unwrap());
@@ -75,7 +75,10 @@ fn exchange(ctx: &Context, kind: MemoryKind, by_stream: bool, to: u32, from: u32
             let done = put.wait(LIMIT).unwrap();
             assert_eq!((done.peer, done.len), (to, tail.len() as u64));
         }
-        assert!(bytes(window.memory(), 0, len) == said(from), "wrong bytes");
+        assert!(
+            bytes(window.memory(), 0, len) == payload(from),
+            "wrong bytes"
+        );
         match by_stream {
             true => {
                 drop(window.signal_on(&stream, from, ACK, round).unwrap());
@@ -239,8 +242,8 @@ fn gets_read_what_earlier_puts_have_written() {
                 for to in [rank.peer(), rank.me] {
                     for by_stream in [false, true] {
                         rank.barrier();
-                        let said = vec![16 * rank.me as u8 + to as u8 + 1; ROOM / 2];
-                        data.write(0, &said).unwrap();
+                        let payload = vec![16 * rank.me as u8 + to as u8 + 1; ROOM / 2];
+                        data.write(0, &payload).unwrap();
                         data.write(ROOM, &[0; ROOM]).unwrap();
                         // Each rank writes another half.
                         let at = rank.me as usize * ROOM / 2;
@@ -258,7 +261,7 @@ fn gets_read_what_earlier_puts_have_written() {
                         };
                         let done = got.wait(LIMIT).unwrap();
                         assert_eq!((done.peer, done.len), (to, ROOM as u64 / 2));
-                        assert!(bytes(&data, ROOM, ROOM / 2) == said, "{to} {by_stream}");
+                        assert!(bytes(&data, ROOM, ROOM / 2) == payload, "{to} {by_stream}");
                     }
                 }
                 ctx.close(LIMIT).unwrap();

@@ -49,11 +49,11 @@ fn bad_arguments_are_refused_and_nothing_is_posted() {
                 e.to_string()
             };
             let e = past(window.put(peer, theirs - 7, &small));
-            let said = format!(
+            let expected = format!(
                 "put: 8 bytes at offset {} exceed the window of rank {peer} (limit {theirs} bytes)",
                 theirs - 7
             );
-            assert_eq!(e, said);
+            assert_eq!(e, expected);
             past(window.put(peer, 0, &large));
             past(window.put(peer, usize::MAX - 3, &small));
             past(window.put_on(&stream, peer, theirs, &small));

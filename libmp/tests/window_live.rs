@@ -24,8 +24,8 @@ fn ring(ctx: &Context, window: &Window, by_stream: bool) {
     let (signal, ack, counter) = (words, words + 8, words + 16);
     for round in 1..=ROUNDS {
         let len = [1, 100, 4096, ROOM][round as usize % 4];
-        let said = pattern(rank, round as usize, len);
-        data.write(0, &said).unwrap();
+        let payload = pattern(rank, round as usize, len);
+        data.write(0, &payload).unwrap();
         let from = data.slice(0, len).unwrap();
         let into = data.slice(ROOM, len).unwrap();
         let geq = Condition::Geq;
@@ -45,7 +45,7 @@ fn ring(ctx: &Context, window: &Window, by_stream: bool) {
             wait.unwrap();
             get.wait(LIMIT).unwrap();
         }
-        assert!(read(&data, ROOM, len) == said, "get in round {round}");
+        assert!(read(&data, ROOM, len) == payload, "get in round {round}");
         let got = read(window.memory(), 0, len);
         assert!(got == pattern(left, round as usize, len), "round {round}");
         if rank != 0 {

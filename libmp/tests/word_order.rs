@@ -14,7 +14,7 @@ use vmlx5::fabric::faults::Faults;
 const SIZES: [usize; 4] = [0, 8, 3000, 20_000];
 
 /// A context whose NIC delays this share of the pieces of WRITEs.
-fn open(rank: &Rank, ooo: f64, tell: WordOrder) -> Context {
+fn open(rank: &Rank, ooo: f64, order: WordOrder) -> Context {
     let faults = Faults {
         seed: rank.me.into(),
         ooo,
@@ -22,14 +22,14 @@ fn open(rank: &Rank, ooo: f64, tell: WordOrder) -> Context {
     };
     let place = rank.place_with(SoftOptions::default(), true, faults);
     // Message numbers that soon need a 17th bit, and few slots, which are soon reused.
-    let nic = mp::NicOptions::default().word_order(tell);
+    let nic = mp::NicOptions::default().word_order(order);
     let build = |b: mp::Builder| b.depth(4).start((1 << 16) - 5).nic(nic);
     rank.open_at(&place, build)
 }
 
 /// Messages in both directions, by the CPU and on a stream, with lengths that are known early and
 /// late. Returns the number of messages with wrong bytes or a wrong length.
-fn talk(ctx: &Context) -> usize {
+fn exchange(ctx: &Context) -> usize {
     let with = 1 - ctx.rank();
     let stream = ctx.gpu().stream().unwrap();
     let word = ctx.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
@@ -37,10 +37,10 @@ fn talk(ctx: &Context) -> usize {
     let mut wrong = 0;
     for round in 0..24 {
         let len = SIZES[round % SIZES.len()];
-        let said = |from: u32| vec![from as u8 * 64 + round as u8; len];
+        let payload = |from: u32| vec![from as u8 * 64 + round as u8; len];
         let data = ctx.alloc(MemoryKind::Pinned, len.max(1)).unwrap();
         let into = ctx.alloc(MemoryKind::Pinned, len.max(1)).unwrap();
-        data.write(0, &said(ctx.rank())).unwrap();
+        data.write(0, &payload(ctx.rank())).unwrap();
         let (data, here) = (data.slice(0, len).unwrap(), into.slice(0, len).unwrap());
         let way = round / SIZES.len() % 3;
         let by_cpu = way == 0;
@@ -69,19 +69,19 @@ fn talk(ctx: &Context) -> usize {
         let got = recv.wait(LIMIT).unwrap().len;
         let mut bytes = vec![0; len];
         into.read(0, &mut bytes).unwrap();
-        wrong += usize::from(got != len as u64 || bytes != said(with));
+        wrong += usize::from(got != len as u64 || bytes != payload(with));
         send.wait(LIMIT).unwrap();
     }
     wrong
 }
 
 /// Runs two ranks whose NICs delay the share `ooo` of the pieces, and checks the selected orders.
-fn told(seed: u64, ooo: [f64; 2], tell: WordOrder, expected: [WordOrder; 2]) {
+fn selects(seed: u64, ooo: [f64; 2], order: WordOrder, expected: [WordOrder; 2]) {
     play(seed, 2, move |rank| {
-        let ctx = open(rank, ooo[rank.me as usize], tell);
+        let ctx = open(rank, ooo[rank.me as usize], order);
         let with = 1 - rank.me;
         assert_eq!(ctx.word_order(with), None);
-        assert_eq!(talk(&ctx), 0, "wrong bytes");
+        assert_eq!(exchange(&ctx), 0, "wrong bytes");
         assert_eq!(ctx.word_order(with), Some(expected[rank.me as usize]));
         assert_eq!(ctx.word_order(2), None);
         assert_eq!(ctx.path(with).map(|(path, _)| path), Some(Path::Nic));
@@ -93,23 +93,23 @@ fn told(seed: u64, ooo: [f64; 2], tell: WordOrder, expected: [WordOrder; 2]) {
 
 #[test]
 fn ordered_peer_is_notified_by_a_plain_write() {
-    told(1, [0.0, 0.0], Auto, [Plain; 2]);
+    selects(1, [0.0, 0.0], Auto, [Plain; 2]);
 }
 
 #[test]
 fn out_of_order_peer_is_notified_after_a_read() {
-    (0..10).for_each(|seed| told(seed, [0.5, 0.5], Auto, [BehindRead; 2]));
+    (0..10).for_each(|seed| selects(seed, [0.5, 0.5], Auto, [BehindRead; 2]));
 }
 
 /// Each rank selects by the NIC of the other.
 #[test]
 fn each_rank_selects_the_order_by_the_nic_of_its_peer() {
-    (0..10).for_each(|seed| told(seed, [0.0, 0.5], Auto, [BehindRead, Plain]));
+    (0..10).for_each(|seed| selects(seed, [0.0, 0.5], Auto, [BehindRead, Plain]));
 }
 
 #[test]
 fn forced_word_order_overrides_the_detected_one() {
-    told(1, [0.0, 0.0], BehindRead, [BehindRead; 2]);
+    selects(1, [0.0, 0.0], BehindRead, [BehindRead; 2]);
 }
 
 #[test]

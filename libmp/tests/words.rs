@@ -140,7 +140,7 @@ fn a_wait_for_a_word_ends_with_the_rank_that_stores_it() {
                 let stream = ctx.gpu().stream().unwrap();
                 let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
                 let (word, after) = (memory.slice(0, bytes).unwrap(), memory.slice(8, 8).unwrap());
-                sim::talk(&ctx, rank.peer(), 1);
+                sim::exchange(&ctx, rank.peer(), 1);
                 if rank.me == 1 {
                     rank.barrier();
                     return death.end(rank, ctx, 2);
@@ -186,10 +186,10 @@ fn a_word_that_is_not_stored_is_a_timeout_that_names_it() {
             let e = ctx
                 .wait_value(None, &word, Condition::Eq, 6, millis(5))
                 .unwrap_err();
-            let said = "the word at offset 4 of";
+            let reason = "the word at offset 4 of";
             assert_eq!((e.kind(), e.rank()), (Kind::Timeout, None), "{e}");
             assert!(
-                e.to_string().contains(said) && e.to_string().contains("is 0x5"),
+                e.to_string().contains(reason) && e.to_string().contains("is 0x5"),
                 "{e}"
             );
             for e in [

@@ -264,8 +264,8 @@ impl Kernels {
         match command.output() {
             Ok(output) if output.status.success() => Ok(Some(ptx)),
             Ok(output) => {
-                let said = String::from_utf8_lossy(&output.stderr);
-                Err(Error::Nvcc(format!("{}: {said}", nvcc.display())))
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                Err(Error::Nvcc(format!("{}: {stderr}", nvcc.display())))
             }
             Err(e)
                 if e.kind() == io::ErrorKind::NotFound

@@ -92,9 +92,9 @@ fn every_path_is_tried_and_reported_with_its_reason() {
         "{}",
         tried[2].reason
     );
-    let said = error.to_string();
-    assert!(said.starts_with("no small library could be opened (/nonexistent/libsmall.so: "));
-    assert!(said.contains("; "), "{said}");
+    let text = error.to_string();
+    assert!(text.starts_with("no small library could be opened (/nonexistent/libsmall.so: "));
+    assert!(text.contains("; "), "{text}");
 }
 
 #[test]

@@ -157,11 +157,11 @@ fn structures_have_the_layout_of_the_headers() {
         }
     }
     // SAFETY: the library was made above, with this function.
-    let said = unsafe { Facts::load_from([&path]) }.expect("just made");
+    let library = unsafe { Facts::load_from([&path]) }.expect("just made");
     let mut wrong = BTreeMap::new();
     for (i, (expression, here)) in facts.iter().enumerate() {
         // SAFETY: an index of the array.
-        let there = unsafe { (said.fact)(i as i32) };
+        let there = unsafe { (library.fact)(i as i32) };
         if there != *here {
             wrong.insert(expression, format!("{here} here, {there} there"));
         }

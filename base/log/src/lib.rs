@@ -107,7 +107,7 @@ mod tests {
         }
     }
 
-    fn said(level_text: &str, traced: bool, rank: Option<u32>) -> String {
+    fn logged(level_text: &str, traced: bool, rank: Option<u32>) -> String {
         let kept = Kept::default();
         let writer = kept.clone();
         let level = level(level_text).unwrap();
@@ -123,23 +123,23 @@ mod tests {
 
     #[test]
     fn warnings_are_shown_by_default_and_each_line_names_its_rank() {
-        assert_eq!(said("", false, None), "WARN mp: rank 1 is silent\n");
+        assert_eq!(logged("", false, None), "WARN mp: rank 1 is silent\n");
         assert_eq!(
-            said("", true, Some(3)),
+            logged("", true, Some(3)),
             "rank 3: WARN mp: rank 1 is silent\n\
              rank 3: INFO gdsync::trace: stream 4\n\
              rank 3: INFO gdsync::trace:   fence\n"
         );
-        assert_eq!(said("off", false, Some(3)), "");
-        assert!(said("info", false, None).contains("INFO gdsync: a choice\n"));
+        assert_eq!(logged("off", false, Some(3)), "");
+        assert!(logged("info", false, None).contains("INFO gdsync: a choice\n"));
     }
 
     #[test]
     fn unknown_level_is_refused_with_its_name() {
-        let said = level("loud").unwrap_err().to_string();
+        let text = level("loud").unwrap_err().to_string();
         assert!(
-            said.contains("GDS_LOG=\"loud\"") && said.contains("debug"),
-            "{said}"
+            text.contains("GDS_LOG=\"loud\"") && text.contains("debug"),
+            "{text}"
         );
     }
 }

@@ -14,12 +14,12 @@ use crate::gate::Bell;
 use crate::options::{Poster, Setup};
 use crate::pattern;
 use crate::rank::Rank;
-use crate::start::gather_by;
+use crate::start::barrier_by;
 
 /// The tags of messages: payloads, answers, and messages that synchronise the ranks.
 const PAYLOAD: u32 = 100;
 const ANSWER: u32 = 101;
-const TOGETHER: u32 = 102;
+const BARRIER: u32 = 102;
 /// Bytes of an answer to a window of messages.
 const ANSWER_BYTES: usize = 4;
 /// Value of bytes that have not been received.
@@ -97,15 +97,15 @@ impl<'e> Ends<'e> {
         self.rank.left()
     }
 
-    /// Waits for all ranks of the job.
-    pub fn gather(&self) -> Result<()> {
+    /// A barrier of all ranks of the job.
+    pub fn barrier(&self) -> Result<()> {
         let nothing = self.memory.slice(0, 0)?;
-        gather_by(&self.context, TOGETHER, &nothing, self.left())
+        barrier_by(&self.context, BARRIER, &nothing, self.left())
     }
 
     /// Leaves the job, and returns the names of the parts.
     pub fn close(self, setup: &Setup) -> Result<Names> {
-        self.gather()?;
+        self.barrier()?;
         self.context.close(self.left())?;
         let made = self.endpoint.made_of(setup, self.memory.region().kind())?;
         Ok(made.names)
@@ -235,9 +235,9 @@ impl<'e> Ends<'e> {
     /// Waits for `count` signals of the peer.
     pub fn wait_signals(&mut self, count: u64) -> Result<()> {
         let (peer, place) = (self.peer, self.signal_of(self.peer));
-        let [_, heard] = &mut self.signals[peer as usize];
-        *heard += count;
-        let (value, met) = (*heard, Condition::Geq);
+        let [_, received] = &mut self.signals[peer as usize];
+        *received += count;
+        let (value, met) = (*received, Condition::Geq);
         match self.stream() {
             None => (self.window).wait_signal(peer, place, met, value, self.left())?,
             Some(stream) => (self.window).wait_signal_on(stream, peer, place, met, value)?,
@@ -286,7 +286,7 @@ impl<'e> Ends<'e> {
     }
 
     /// Compares the received payload with the peer's payload of a round.
-    pub fn look(&self, round: u64) -> Result<()> {
+    pub fn compare(&self, round: u64) -> Result<()> {
         self.context.gpu().flush_remote_writes();
         let mut all = vec![0; self.size + GUARD];
         self.memory.read(self.most, &mut all)?;

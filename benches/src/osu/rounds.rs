@@ -35,12 +35,12 @@ pub fn measure(ends: &mut Ends<'_>, play: &Play, (size, way): (u64, Way)) -> Res
     for number in 0..=warmup {
         let count = if number < warmup { 1 } else { iterations };
         ends.fill(number, play.common.corrupt == Some(number))?;
-        ends.gather()?;
+        ends.barrier()?;
         let time = ends.repeat(count, batch, |ends| round(ends, pattern, op, window))?;
         elapsed = time.as_nanos() as u64;
-        ends.gather()?;
+        ends.barrier()?;
         if receives(pattern, op, ends.is_first()) {
-            ends.look(number)?;
+            ends.compare(number)?;
         }
     }
     Ok(elapsed)
@@ -49,8 +49,8 @@ pub fn measure(ends: &mut Ends<'_>, play: &Play, (size, way): (u64, Way)) -> Res
 /// Takes part in the measurement of a pair of other ranks.
 pub fn stand_by(ends: &Ends<'_>, play: &Play, size: u64) -> Result<()> {
     for _ in 0..=play.common.warmup(play.pattern, size) {
-        ends.gather()?;
-        ends.gather()?;
+        ends.barrier()?;
+        ends.barrier()?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// A kernel, a message operation, a call.
-pub struct Shown {
+pub struct Event {
     pub name: String,
     /// Its category in the file.
     pub kind: String,
@@ -18,7 +18,7 @@ pub struct Shown {
     pub bytes: Option<u64>,
 }
 
-impl Shown {
+impl Event {
     /// Whether it computes: a kernel that the application launched.
     pub fn computes(&self) -> bool {
         self.kind == "kernel"
@@ -31,16 +31,16 @@ impl Shown {
 }
 
 /// A thread of the CPU or a stream.
-pub struct Lane {
+pub struct Track {
     pub name: String,
     pub is_stream: bool,
-    pub shown: Vec<Shown>,
+    pub events: Vec<Event>,
 }
 
 pub struct Rank {
     pub rank: u64,
     /// By their numbers in the file: threads of the CPU first.
-    pub lanes: BTreeMap<u64, Lane>,
+    pub tracks: BTreeMap<u64, Track>,
     /// Events that the rank did not keep.
     pub dropped: u64,
 }
@@ -79,28 +79,28 @@ impl Timeline {
         if let Some(selected) = self.selected {
             return selected;
         }
-        let streams = self.ranks.iter().flat_map(|rank| rank.lanes.values());
-        let shown = || {
+        let streams = self.ranks.iter().flat_map(|rank| rank.tracks.values());
+        let events = || {
             streams
                 .clone()
-                .filter(|lane| lane.is_stream)
-                .flat_map(|lane| &lane.shown)
+                .filter(|track| track.is_stream)
+                .flat_map(|track| &track.events)
         };
-        let start = shown().map(|s| s.start).min().unwrap_or(0);
-        (start, shown().map(|s| s.end).max().unwrap_or(0) - start)
+        let start = events().map(|s| s.start).min().unwrap_or(0);
+        (start, events().map(|s| s.end).max().unwrap_or(0) - start)
     }
 
     /// Selects steps: see [`Options::step`](super::Options::step).
     pub fn select(&mut self, kernel: &str, steps: usize) -> Result<()> {
         let first = self.ranks.first().context("no file")?;
-        let shown = || {
+        let events = || {
             first
-                .lanes
+                .tracks
                 .values()
-                .filter(|lane| lane.is_stream)
-                .flat_map(|l| &l.shown)
+                .filter(|track| track.is_stream)
+                .flat_map(|l| &l.events)
         };
-        let kernels = shown().filter(|s| s.computes() && s.name.contains(kernel));
+        let kernels = events().filter(|s| s.computes() && s.name.contains(kernel));
         let mut starts: Vec<u64> = kernels.map(|s| s.start).collect();
         starts.sort_unstable();
         let all: Vec<(u64, u64)> = starts
@@ -109,7 +109,10 @@ impl Timeline {
             .collect();
         let late = all.get(all.len() / 2..).unwrap_or_default();
         let Some(shortest) = late.iter().min_by_key(|(start, len)| (*len, *start)) else {
-            let mut names: Vec<&str> = shown().filter(|s| s.computes()).map(|s| &*s.name).collect();
+            let mut names: Vec<&str> = events()
+                .filter(|s| s.computes())
+                .map(|s| &*s.name)
+                .collect();
             names.sort_unstable();
             names.dedup();
             bail!(
@@ -129,14 +132,14 @@ impl Rank {
     /// In a span: the time in which kernels compute, the time in which messages are under way, and
     /// how much of the latter is in the former.
     pub fn overlap(&self, (start, len): (u64, u64)) -> (u64, u64, u64) {
-        let lanes = self.lanes.values().filter(|lane| lane.is_stream);
-        let shown: Vec<&Shown> = lanes.flat_map(|lane| &lane.shown).collect();
-        let of = |is: fn(&Shown) -> bool| {
-            let inside = |s: &&&Shown| is(s) && s.end > start && s.start < start + len;
-            let cut = |s: &&Shown| (s.start.max(start), s.end.min(start + len));
-            union(shown.iter().filter(inside).map(cut).collect())
+        let tracks = self.tracks.values().filter(|track| track.is_stream);
+        let events: Vec<&Event> = tracks.flat_map(|track| &track.events).collect();
+        let of = |is: fn(&Event) -> bool| {
+            let inside = |s: &&&Event| is(s) && s.end > start && s.start < start + len;
+            let cut = |s: &&Event| (s.start.max(start), s.end.min(start + len));
+            union(events.iter().filter(inside).map(cut).collect())
         };
-        let (compute, messages) = (of(Shown::computes), of(Shown::communicates));
+        let (compute, messages) = (of(Event::computes), of(Event::communicates));
         let total = |spans: &[(u64, u64)]| spans.iter().map(|(a, b)| b - a).sum();
         let common = compute.iter().flat_map(|(a, b)| {
             let common = move |(c, d): &(u64, u64)| b.min(d).saturating_sub(*a.max(c));
@@ -168,21 +171,21 @@ fn rank(file: &Value) -> Result<Rank> {
         .into_iter()
         .flat_map(|d| d.values())
         .filter_map(Value::as_u64);
-    let mut lanes: BTreeMap<u64, Lane> = BTreeMap::new();
+    let mut tracks: BTreeMap<u64, Track> = BTreeMap::new();
     for event in events {
         let Some(tid) = event["tid"].as_u64() else {
             continue;
         };
-        let lane = lanes.entry(tid).or_insert_with(|| Lane {
+        let track = tracks.entry(tid).or_insert_with(|| Track {
             name: format!("thread {tid}"),
             is_stream: tid >= STREAMS,
-            shown: Vec::new(),
+            events: Vec::new(),
         });
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let ns = |value: &Value| (value.as_f64().unwrap_or(0.0) * 1000.0).round() as u64;
         match event["ph"].as_str() {
-            Some("M") => lane.name = text(&event["args"]["name"]),
-            Some("X") => lane.shown.push(Shown {
+            Some("M") => track.name = text(&event["args"]["name"]),
+            Some("X") => track.events.push(Event {
                 name: text(&event["name"]),
                 kind: text(&event["cat"]),
                 start: ns(&event["ts"]),
@@ -195,7 +198,7 @@ fn rank(file: &Value) -> Result<Rank> {
     }
     Ok(Rank {
         rank,
-        lanes,
+        tracks,
         dropped: dropped.sum(),
     })
 }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::read::{Shown, Timeline};
+use super::read::{Event, Timeline, Track};
 
 const WIDTH: f64 = 1000.0;
 const LEFT: f64 = 110.0;
@@ -39,11 +39,11 @@ fn escaped(text: &str) -> String {
 }
 
 /// The text of a box: its name, and its peer if there is room.
-fn label(shown: &Shown, room: f64) -> Option<String> {
+fn label(event: &Event, room: f64) -> Option<String> {
     let fits = |text: &String| text.len() as f64 * LETTER + 4.0 <= room;
-    let peer = shown.peer.map(|peer| format!("{} {peer}", shown.name));
+    let peer = event.peer.map(|peer| format!("{} {peer}", event.name));
     peer.filter(fits)
-        .or_else(|| Some(shown.name.clone()).filter(fits))
+        .or_else(|| Some(event.name.clone()).filter(fits))
 }
 
 /// A round distance of marks on the axis, in nanoseconds.
@@ -54,76 +54,88 @@ fn distance(len: u64) -> u64 {
     steps.into_iter().find(|d| *d >= least).unwrap_or(least)
 }
 
-pub fn draw(timeline: &Timeline) -> String {
-    let (start, len) = timeline.span();
-    let scale = (WIDTH - LEFT - 10.0) / len as f64;
-    let x = |at: u64| LEFT + at.clamp(start, start + len).saturating_sub(start) as f64 * scale;
-    let (mut rows, mut y) = (String::new(), TOP);
-    for rank in &timeline.ranks {
-        for lane in rank.lanes.values() {
-            let inside = |s: &&Shown| s.end > start && s.start < start + len;
-            let mut shown: Vec<&Shown> = lane.shown.iter().filter(inside).collect();
-            if shown.is_empty() {
-                continue;
-            }
-            // Outer calls first: the inner ones are drawn over them.
-            shown.sort_by_key(|s| (s.start, std::cmp::Reverse(s.end)));
-            let name = format!(
-                "rank {}, {}",
-                rank.rank,
-                lane.name.replace("CPU thread", "CPU")
-            );
-            let _ = writeln!(
-                rows,
-                r##"<text x="6" y="{:.1}">{}</text><line x1="{LEFT}" x2="{:.1}" y1="{:.1}" y2="{:.1}" stroke="#ddd"/>"##,
-                y + 13.0,
-                escaped(&name),
-                WIDTH - 10.0,
-                y + BOX,
-                y + BOX
-            );
-            for s in shown {
-                // A short operation is a line.
-                let width = (x(s.end) - x(s.start)).max(0.8);
-                let us = |ns: u64| ns as f64 / 1000.0;
-                let (at, long) = (us(s.start.saturating_sub(start)), us(s.end - s.start));
-                let bytes = s
-                    .bytes
-                    .map_or(String::new(), |bytes| format!(", {bytes} bytes"));
-                let peer = s
-                    .peer
-                    .map_or(String::new(), |peer| format!(", rank {peer}"));
-                let _ = writeln!(
-                    rows,
-                    r##"<rect x="{:.1}" y="{y:.1}" width="{width:.1}" height="{BOX}" fill="{}"><title>{}{peer}{bytes}: at {at:.1} us for {long:.1} us</title></rect>"##,
-                    x(s.start),
-                    colour(&s.kind),
-                    escaped(&s.name)
-                );
-                if let Some(label) = label(s, width) {
-                    let (left, down) = (x(s.start) + 2.0, y + 12.5);
-                    let label = escaped(&label);
-                    let _ = writeln!(
-                        rows,
-                        r##"<text x="{left:.1}" y="{down:.1}">{label}</text>"##
-                    );
-                }
-            }
-            y += ROW;
-        }
-        y += GAP;
+/// The span of time that is drawn, and its scale.
+struct Axis {
+    start: u64,
+    len: u64,
+}
+
+impl Axis {
+    fn x(&self, at: u64) -> f64 {
+        let scale = (WIDTH - LEFT - 10.0) / self.len as f64;
+        let at = at.clamp(self.start, self.start + self.len);
+        LEFT + at.saturating_sub(self.start) as f64 * scale
     }
-    let (bottom, height) = (y - GAP, y + 22.0);
-    let mut out = format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" width="{WIDTH}" height="{height:.0}" font-family="sans-serif" font-size="10">
-<rect width="{WIDTH}" height="{height:.0}" fill="white"/>
-"##
+
+    fn contains(&self, event: &Event) -> bool {
+        event.end > self.start && event.start < self.start + self.len
+    }
+
+    /// Marks with their times, down to `bottom`.
+    fn marks(&self, bottom: f64) -> String {
+        let mut out = String::new();
+        for mark in (0..=self.len).step_by(distance(self.len) as usize) {
+            let at = self.x(self.start + mark);
+            let text = mark as f64 / 1000.0;
+            let _ = writeln!(
+                out,
+                r##"<line x1="{at:.1}" x2="{at:.1}" y1="40" y2="{bottom:.1}" stroke="#eee"/><text x="{at:.1}" y="36" text-anchor="middle">{text} us</text>"##
+            );
+        }
+        out
+    }
+}
+
+/// A row: its name, its line, and the boxes of a track; `None` if there are none.
+fn row(name: &str, track: &Track, axis: &Axis, y: f64) -> Option<String> {
+    let mut events: Vec<&Event> = track.events.iter().filter(|s| axis.contains(s)).collect();
+    if events.is_empty() {
+        return None;
+    }
+    // Outer calls first: the inner ones are drawn over them.
+    events.sort_by_key(|s| (s.start, std::cmp::Reverse(s.end)));
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        r##"<text x="6" y="{:.1}">{}</text><line x1="{LEFT}" x2="{:.1}" y1="{:.1}" y2="{:.1}" stroke="#ddd"/>"##,
+        y + 13.0,
+        escaped(name),
+        WIDTH - 10.0,
+        y + BOX,
+        y + BOX
     );
+    for s in events {
+        // A short operation is a line.
+        let width = (axis.x(s.end) - axis.x(s.start)).max(0.8);
+        let us = |ns: u64| ns as f64 / 1000.0;
+        let (at, long) = (us(s.start.saturating_sub(axis.start)), us(s.end - s.start));
+        let bytes = s.bytes.map(|bytes| format!(", {bytes} bytes"));
+        let peer = s.peer.map(|peer| format!(", rank {peer}"));
+        let _ = writeln!(
+            out,
+            r##"<rect x="{:.1}" y="{y:.1}" width="{width:.1}" height="{BOX}" fill="{}"><title>{}{}{}: at {at:.1} us for {long:.1} us</title></rect>"##,
+            axis.x(s.start),
+            colour(&s.kind),
+            escaped(&s.name),
+            peer.unwrap_or_default(),
+            bytes.unwrap_or_default()
+        );
+        if let Some(label) = label(s, width) {
+            let (left, down) = (axis.x(s.start) + 2.0, y + 12.5);
+            let label = escaped(&label);
+            let _ = writeln!(out, r##"<text x="{left:.1}" y="{down:.1}">{label}</text>"##);
+        }
+    }
+    Some(out)
+}
+
+/// The colours of the kinds that the timeline has.
+fn legend(timeline: &Timeline) -> String {
     let used = |kind: &str| {
-        let mut lanes = timeline.ranks.iter().flat_map(|rank| rank.lanes.values());
-        lanes.any(|lane| lane.shown.iter().any(|s| s.kind == kind))
+        let mut tracks = timeline.ranks.iter().flat_map(|rank| rank.tracks.values());
+        tracks.any(|track| track.events.iter().any(|s| s.kind == kind))
     };
-    let mut left = LEFT;
+    let (mut out, mut left) = (String::new(), LEFT);
     for (kind, colour) in COLOURS.iter().filter(|(kind, _)| used(kind)) {
         let name = if *kind == "event" {
             "wait for another stream"
@@ -137,14 +149,29 @@ pub fn draw(timeline: &Timeline) -> String {
         );
         left += 34.0 + name.len() as f64 * LETTER;
     }
-    let every = distance(len);
-    for mark in (0..=len).step_by(every as usize) {
-        let at = x(start + mark);
-        let text = mark as f64 / 1000.0;
-        let _ = writeln!(
-            out,
-            r##"<line x1="{at:.1}" x2="{at:.1}" y1="40" y2="{bottom:.1}" stroke="#eee"/><text x="{at:.1}" y="36" text-anchor="middle">{text} us</text>"##
-        );
+    out
+}
+
+pub fn draw(timeline: &Timeline) -> String {
+    let (start, len) = timeline.span();
+    let axis = Axis { start, len };
+    let (mut rows, mut y) = (String::new(), TOP);
+    for rank in &timeline.ranks {
+        for track in rank.tracks.values() {
+            let track_name = track.name.replace("CPU thread", "CPU");
+            let name = format!("rank {}, {track_name}", rank.rank);
+            if let Some(row) = row(&name, track, &axis, y) {
+                rows += &row;
+                y += ROW;
+            }
+        }
+        y += GAP;
     }
-    out + &rows + "</svg>\n"
+    let (bottom, height) = (y - GAP, y + 22.0);
+    let head = format!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" width="{WIDTH}" height="{height:.0}" font-family="sans-serif" font-size="10">
+<rect width="{WIDTH}" height="{height:.0}" fill="white"/>
+"##
+    );
+    head + &legend(timeline) + &axis.marks(bottom) + &rows + "</svg>\n"
 }

@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use super::read::{Lane, Timeline};
+use super::read::{Timeline, Track};
 
 /// Letters in a row.
 const COLUMNS: u64 = 72;
 
-/// The letter of a kind; a stream that has nothing to do, or waits for an event, has a point.
+/// The letter of a kind; a stream that is idle, or waits for an event, has a point.
 fn letter(kind: &str) -> char {
     match kind {
         "kernel" => 'K',
@@ -28,12 +28,15 @@ fn us(ns: u64) -> String {
 }
 
 /// The letter of what takes most of each span of time.
-fn row(lane: &Lane, (start, len): (u64, u64)) -> String {
+fn row(track: &Track, (start, len): (u64, u64)) -> String {
     let column = |i: u64| start + len * i / COLUMNS;
     let cell = |i: u64| {
         let (from, to) = (column(i), column(i + 1));
         let inside = |a: u64, b: u64| b.min(to).saturating_sub(a.max(from));
-        let shares = lane.shown.iter().map(|s| (inside(s.start, s.end), &s.kind));
+        let shares = track
+            .events
+            .iter()
+            .map(|s| (inside(s.start, s.end), &s.kind));
         let most = shares
             .filter(|(share, _)| *share > 0)
             .max_by_key(|(share, _)| *share);
@@ -52,10 +55,10 @@ pub fn draw(timeline: &Timeline) -> String {
         us(span.1)
     );
     for rank in &timeline.ranks {
-        for lane in rank.lanes.values().filter(|lane| lane.is_stream) {
-            let row = row(lane, span);
+        for track in rank.tracks.values().filter(|track| track.is_stream) {
+            let row = row(track, span);
             if row.contains(|c| c != '.') {
-                let _ = writeln!(out, "rank {:<3} {:<10} |{row}|", rank.rank, lane.name);
+                let _ = writeln!(out, "rank {:<3} {:<10} |{row}|", rank.rank, track.name);
             }
         }
         let (compute, messages, common) = rank.overlap(span);

@@ -5,7 +5,7 @@ use gdsync::decide::SOFT_CAPS;
 use gdsync::gpu::{Consistency, MemoryKind};
 
 use crate::Report;
-use crate::uses::{ERROR, PAYLOAD, Use, said, taken};
+use crate::uses::{ERROR, PAYLOAD, Use, setting, taken};
 
 /// The policy, and its reason.
 pub(crate) fn policy(report: &Report) -> Use {
@@ -14,9 +14,9 @@ pub(crate) fn policy(report: &Report) -> Use {
         None => (SOFT_CAPS, "the software GPU".to_owned()),
     };
     let variable = Consistency::VARIABLE;
-    let said = said(report, variable.name);
-    let set = format!("{}={said}", variable.name);
-    let Some((_, wish)) = variable.meaning(said) else {
+    let word = setting(report, variable.name);
+    let set = format!("{}={word}", variable.name);
+    let Some((_, wish)) = variable.meaning(word) else {
         return Use::new(PAYLOAD, ERROR, format!("{set}, but {}", variable.known()));
     };
     let kept = Consistency::restrict_to(wish, caps).and_then(|caps| {

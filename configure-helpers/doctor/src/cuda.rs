@@ -251,8 +251,8 @@ impl Driver {
     fn name_of(&self, code: CudaResult) -> String {
         let mut name: *const c_char = std::ptr::null();
         // SAFETY: a pointer to a static string is written to a local.
-        let said = unsafe { (self.table.cuGetErrorName)(code, &mut name) };
-        if !said.is_success() || name.is_null() {
+        let result = unsafe { (self.table.cuGetErrorName)(code, &mut name) };
+        if !result.is_success() || name.is_null() {
             return "a code without a name".to_owned();
         }
         // SAFETY: the driver's names are static C strings.
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn consistency_is_ordered_for_the_owner_or_for_all_gpus() {
-        let said = |ordering: i32, flush| {
+        let policies = |ordering: i32, flush| {
             let caps = SOFT_CAPS.ordered_writes(ordering >= 100).flush(flush);
             (
                 consistency(&caps, ordering).0,
@@ -429,10 +429,13 @@ mod tests {
             )
         };
         for flush in [false, true] {
-            assert_eq!(said(200, flush), ("ordered_for_all", "ordered_for_all"));
-            assert_eq!(said(100, flush), ("ordered_for_owner", "ordered_for_owner"));
+            assert_eq!(policies(200, flush), ("ordered_for_all", "ordered_for_all"));
+            assert_eq!(
+                policies(100, flush),
+                ("ordered_for_owner", "ordered_for_owner")
+            );
         }
-        assert_eq!(said(0, true), ("flush_by_stream", "flush_by_stream"));
-        assert_eq!(said(0, false), ("flush_by_host", "read_by_nic"));
+        assert_eq!(policies(0, true), ("flush_by_stream", "flush_by_stream"));
+        assert_eq!(policies(0, false), ("flush_by_host", "read_by_nic"));
     }
 }

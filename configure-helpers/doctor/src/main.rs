@@ -38,14 +38,14 @@ fn main() -> anyhow::Result<ExitCode> {
     gds_log::init(None)?;
     let machine = Machine::new(args.root, Libraries::installed(), std::env::vars_os());
     let report = examine(&machine);
-    let mut said = if args.json {
+    let mut text = if args.json {
         serde_json::to_string_pretty(&report).context("the report as JSON")?
     } else {
         report.to_string()
     };
-    said.push('\n');
+    text.push('\n');
     let mut out = std::io::stdout().lock();
-    match out.write_all(said.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         // The reader has closed the pipe, which is no failure.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
         other => other.context("standard output")?,

@@ -41,9 +41,9 @@ fn decide(report: &Report) -> Result<(Driven<'_>, String), String> {
         })
     };
     let known = Provider::VARIABLE;
-    let said = set(known.name).unwrap_or("auto");
-    let because = format!("{}={said}", known.name);
-    match known.meaning(said) {
+    let word = set(known.name).unwrap_or("auto");
+    let because = format!("{}={word}", known.name);
+    match known.meaning(word) {
         None => return Err(format!("{because}, but {}", known.known())),
         Some((_, Provider::Auto)) => {}
         Some((_, Provider::Emulated)) => return Ok((Driven::Emulated, because)),
@@ -57,8 +57,8 @@ fn decide(report: &Report) -> Result<(Driven<'_>, String), String> {
     let index = set("GDS_GID_INDEX");
     let attempt = |provider| attempt(provider).map_err(|why| (false, why));
     let mut passed_over = Vec::new();
-    let said = named.is_some() || index.is_some();
-    let found = first_that_works(said, &mut passed_over, attempt);
+    let is_named = named.is_some() || index.is_some();
+    let found = first_that_works(is_named, &mut passed_over, attempt);
     let found = found.map_err(|why: String| match (named, index) {
         (None, Some(index)) => format!("GDS_GID_INDEX={index}, but {why}"),
         _ => why,
@@ -279,9 +279,9 @@ fn between_hosts(driven: Driven<'_>) -> Use {
 
 /// The operations that order the word that announces a message behind the message's payload.
 fn word_order(report: &Report, driven: Driven<'_>) -> Use {
-    let said = report.variables.get("MP_TELL").map_or("", String::as_str);
-    let Ok(wish) = WordOrder::parse(said) else {
-        let why = format!("MP_TELL={said} is not valid; set it to auto, write or read");
+    let word = report.variables.get("MP_TELL").map_or("", String::as_str);
+    let Ok(wish) = WordOrder::parse(word) else {
+        let why = format!("MP_TELL={word} is not valid; set it to auto, write or read");
         return Use::new(uses::WORD_ORDER, uses::ERROR, why);
     };
     let by_itself = wish == WordOrder::Auto;
@@ -305,6 +305,6 @@ fn word_order(report: &Report, driven: Driven<'_>) -> Use {
         Ok((WordOrder::Plain, _)) => "a plain WRITE of a word",
         _ => "a WRITE of a word that waits for a READ after the payload",
     };
-    let set = format!("MP_TELL={said}");
+    let set = format!("MP_TELL={word}");
     Use::new(uses::WORD_ORDER, choice, if by_itself { why } else { &set })
 }

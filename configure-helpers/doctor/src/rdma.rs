@@ -148,7 +148,7 @@ fn device(machine: &Machine, name: String) -> Device {
             .filter(|text| !text.is_empty())
     };
     let uevent = read("device/uevent").unwrap_or_default();
-    let said = |key: &str| {
+    let property = |key: &str| {
         let of_key = |line: &str| Some(line.strip_prefix(key)?.strip_prefix('=')?.to_owned());
         uevent.lines().find_map(of_key)
     };
@@ -166,9 +166,9 @@ fn device(machine: &Machine, name: String) -> Device {
             .filter(|guid| *guid != 0),
         place: machine.place(&format!("{folder}/device")),
         // Soft-RoCE is on no bus; it names the network device that it uses.
-        driver: said("DRIVER").or_else(|| read("parent").map(|_| SOFT_ROCE.to_owned())),
-        pci: said("PCI_SLOT_NAME"),
-        pci_id: said("PCI_ID"),
+        driver: property("DRIVER").or_else(|| read("parent").map(|_| SOFT_ROCE.to_owned())),
+        pci: property("PCI_SLOT_NAME"),
+        pci_id: property("PCI_ID"),
         board: read("hca_type").or_else(|| read("board_id")),
         firmware: read("fw_ver"),
         numa_node: read("device/numa_node")

@@ -72,14 +72,14 @@ impl Page {
     }
 
     /// A line with a name and its value.
-    fn line(&mut self, name: &str, said: impl Display) {
-        self.0 += &format!("  {name:<32} {said}\n");
+    fn line(&mut self, name: &str, value: impl Display) {
+        self.0 += &format!("  {name:<32} {value}\n");
     }
 
     /// The same, if there is a value.
-    fn known(&mut self, name: &str, said: Option<impl Display>) {
-        if let Some(said) = said {
-            self.line(name, said);
+    fn known(&mut self, name: &str, value: Option<impl Display>) {
+        if let Some(value) = value {
+            self.line(name, value);
         }
     }
 
@@ -94,8 +94,8 @@ impl Page {
         self.known("cuda: version of the driver", cuda.version.as_ref());
         if let Some(trouble) = &cuda.trouble {
             let (call, name, code) = (trouble.call, &trouble.name, trouble.code);
-            let said = format_args!("{call} returned {name} ({code})");
-            self.line("cuda: error", said);
+            let value = format_args!("{call} returned {name} ({code})");
+            self.line("cuda: error", value);
         } else if let Some(why) = &cuda.too_old {
             self.line("cuda: error", why);
         } else if cuda.library.is_opened() {
@@ -128,28 +128,28 @@ impl Page {
         self.line("compute capability", format_args!("{major}.{minor}"));
         self.line("memory", format_args!("{} MiB", gpu.memory >> 20));
         self.line("multiprocessors", gpu.multiprocessors);
-        let said = format_args!(
+        let value = format_args!(
             "32-bit yes, 64-bit {}, NOR waits {}, flushing waits {}",
             yes(operations.bits64),
             yes(operations.nor),
             yes(operations.flush)
         );
-        self.line("memory operations", said);
+        self.line("memory operations", value);
         self.line("GPUDirect RDMA", yes(gpu.gpudirect_rdma));
         self.line("NIC writes in order", ordering);
         self.line("flush by the CPU", yes(gpu.host_flush));
         self.line("flush policy", gpu.flush_policy);
         self.line("dma-buf export", yes(gpu.dma_buf));
-        let said = format_args!(
+        let value = format_args!(
             "{}; export as file descriptor {}, as fabric handle {}",
             yes(gpu.virtual_memory),
             yes(gpu.posix_fd),
             yes(gpu.fabric)
         );
-        self.line("mappable memory (cuMemMap)", said);
+        self.line("mappable memory (cuMemMap)", value);
         let (registers, same) = (yes(gpu.host_register), yes(gpu.same_host_address));
-        let said = format_args!("{registers}, at the same address {same}");
-        self.line("host memory can be registered", said);
+        let value = format_args!("{registers}, at the same address {same}");
+        self.line("host memory can be registered", value);
         self.line("compute mode", format_args!("{mode}{mps}"));
         self.known("NUMA node", gpu.numa_node);
         self.known("IOMMU", gpu.iommu.as_ref());
@@ -168,8 +168,8 @@ impl Page {
         };
         let (count, waiting) = (channels.count, channels.waiting);
         self.line("hardware channels", format_args!("{count} ({why})"));
-        let said = "at a time: if more wait, no other stream of the context executes";
-        self.line("streams that may wait", format_args!("{waiting} {said}"));
+        let value = "at a time: if more wait, no other stream of the context executes";
+        self.line("streams that may wait", format_args!("{waiting} {value}"));
         let loading = match &report.cuda.module_loading {
             Some(set) => format!("CUDA_MODULE_LOADING={set}"),
             None => "CUDA_MODULE_LOADING is not set: lazy since CUDA 12.2".to_owned(),
@@ -206,8 +206,8 @@ impl Page {
         let uverbs = device.uverbs.as_deref().unwrap_or("verbs file");
         self.line("", format_args!("{uverbs}: {}", access(&device.access)));
         for port in &device.ports {
-            let said = [&*port.state, &port.physical, &port.link, &port.rate].join(", ");
-            self.line("", format_args!("port {}: {said}", port.number));
+            let value = [&*port.state, &port.physical, &port.link, &port.rate].join(", ");
+            self.line("", format_args!("port {}: {value}", port.number));
         }
     }
 
@@ -259,17 +259,17 @@ impl Page {
     fn nvidia(&mut self, nvidia: &Nvidia, system: &System) {
         let version = nvidia.version.as_deref().unwrap_or("unknown version");
         let flavour = if nvidia.open { "open" } else { "proprietary" };
-        let said = format_args!("{version}, {flavour}");
-        self.line("NVIDIA kernel driver", said);
+        let value = format_args!("{version}, {flavour}");
+        self.line("NVIDIA kernel driver", value);
         let whose = match nvidia.peer_mapping_override {
             true => "set: every user may let the GPU write to NICs",
             false => "not set: only root may let the GPU write to NICs",
         };
         self.line("  PeerMappingOverride", whose);
         if let Some(enabled) = nvidia.stream_memops_v1 {
-            let said = "only CUDA interfaces that gdsync does not use depend on it";
+            let value = "only CUDA interfaces that gdsync does not use depend on it";
             let enabled = u8::from(enabled);
-            self.line("  EnableStreamMemOPs", format_args!("{enabled}; {said}"));
+            self.line("  EnableStreamMemOPs", format_args!("{enabled}; {value}"));
         }
         self.known("  RegistryDwords", nvidia.registry_dwords.as_ref());
         self.line("  /dev/nvidiactl", access(&system.nvidiactl));

@@ -132,16 +132,16 @@ pub(crate) fn runtime(report: &Report) -> Use {
 }
 
 /// The value of a variable, `auto` if it is not set.
-pub(crate) fn said<'a>(report: &'a Report, variable: &str) -> &'a str {
+pub(crate) fn setting<'a>(report: &'a Report, variable: &str) -> &'a str {
     let set = report.variables.get(variable);
     set.map_or("auto", String::as_str)
 }
 
 pub(crate) fn lowering(report: &Report) -> Use {
     let known = Lowering::VARIABLE;
-    let said = said(report, known.name);
-    let set = format!("{}={said}", known.name);
-    let (choice, because) = match known.meaning(said) {
+    let word = setting(report, known.name);
+    let set = format!("{}={word}", known.name);
+    let (choice, because) = match known.meaning(word) {
         None => (ERROR, format!("{set}, but {}", known.known())),
         Some((_, Lowering::MemOps)) => ("memory operations", set),
         Some((_, Lowering::Kernel)) => ("one small kernel per submission", set),

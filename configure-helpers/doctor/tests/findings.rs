@@ -126,8 +126,8 @@ fn translating_iommu_and_peermem_are_reported() {
     };
     let is = |report: &Report, end: &str| {
         let memory = used(report, "GPU memory for a physical NIC");
-        let said = format!("{}: {}", memory.choice, memory.because);
-        assert!(said.ends_with(end), "{said}");
+        let found = format!("{}: {}", memory.choice, memory.because);
+        assert!(found.ends_with(end), "{found}");
     };
 
     let tree = tree("complete");
@@ -315,11 +315,11 @@ fn flush_by_the_cpu_needs_the_call_of_the_driver() {
         let libraries = || cuda_alone(cuda.clone());
         let report = look(&tree("nvlink"), libraries(), &[]);
         assert_eq!(report.cuda.gpus[0].host_flush, call);
-        let said = |report| used(report, "flush of payload from a NIC").choice.clone();
-        assert!(said(&report).starts_with(choice), "{}", said(&report));
+        let found = |report| used(report, "flush of payload from a NIC").choice.clone();
+        assert!(found(&report).starts_with(choice), "{}", found(&report));
         let named = [("GDS_CONSISTENCY", "host")];
         let named = look(&tree("nvlink"), libraries(), &named);
-        assert_eq!(said(&named) == "nothing: an error", !call);
+        assert_eq!(found(&named) == "nothing: an error", !call);
     }
 }
 
@@ -395,11 +395,11 @@ fn exit_status_is_1_if_the_requested_gpu_is_absent() {
             .envs(absent)
             .output()
             .expect("it runs");
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        let found = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{found}");
         assert!(
-            said.contains("unset GDS_GPU") && said.contains("no usable CUDA driver"),
-            "{said}"
+            found.contains("unset GDS_GPU") && found.contains("no usable CUDA driver"),
+            "{found}"
         );
     }
 }

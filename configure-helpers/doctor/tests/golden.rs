@@ -14,25 +14,25 @@ fn one(path: PathBuf) -> Vec<std::ffi::OsString> {
     vec![path.into()]
 }
 
-/// Compares `said` with `tests/machines/NAME`.
-fn golden(name: &str, said: &str) {
+/// Compares `found` with `tests/machines/NAME`.
+fn golden(name: &str, found: &str) {
     // The test creates libraries in a folder of the build.
-    let said = said.replace(SCRATCH, "/made") + "\n";
+    let found = found.replace(SCRATCH, "/made") + "\n";
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/machines")
         .join(name);
     if std::env::var_os("GDS_BLESS").is_some() {
-        std::fs::write(&path, said).expect("it can be written");
+        std::fs::write(&path, found).expect("it can be written");
         return;
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    if said == expected {
+    if found == expected {
         return;
     }
-    for (line, (is, was)) in said.lines().zip(expected.lines()).enumerate() {
+    for (line, (is, was)) in found.lines().zip(expected.lines()).enumerate() {
         assert_eq!(is, was, "{name}:{}", line + 1);
     }
-    panic!("{name}: one is longer than the other:\n{said}");
+    panic!("{name}: one is longer than the other:\n{found}");
 }
 
 fn examine(name: &str, libraries: Libraries, variables: &[(&str, &str)]) -> Report {

@@ -18,7 +18,7 @@ fn both(name: &str) -> Libraries {
 }
 
 /// The choice for `purpose`, and its reason.
-fn said(
+fn choice(
     tree: &Tree,
     libraries: Libraries,
     variables: &[(&str, &str)],
@@ -31,18 +31,18 @@ fn said(
 
 /// The choice of the NIC.
 fn nic(tree: &Tree, libraries: Libraries, variables: &[(&str, &str)]) -> (String, String) {
-    said(tree, libraries, variables, "NIC")
+    choice(tree, libraries, variables, "NIC")
 }
 
 /// The choice of how `mp` orders the announcing word behind a message's payload.
 fn word_order(tree: &Tree, libraries: Libraries) -> (String, String) {
-    said(tree, libraries, &[], "mp announces a message by")
+    choice(tree, libraries, &[], "mp announces a message by")
 }
 
 #[track_caller]
-fn is(said: (String, String), choice: &str, because: &str) {
-    assert!(said.0.starts_with(choice), "{said:?}");
-    assert!(said.1.contains(because), "{said:?}");
+fn is(found: (String, String), choice: &str, because: &str) {
+    assert!(found.0.starts_with(choice), "{found:?}");
+    assert!(found.1.contains(because), "{found:?}");
 }
 
 const PORT: &str = "sys/class/infiniband/mlx5_0/ports/1/state";
@@ -50,18 +50,22 @@ const PORT: &str = "sys/class/infiniband/mlx5_0/ports/1/state";
 #[test]
 fn connectx_is_preferred() {
     let tree = tree("complete");
-    let said = nic(&tree, both("first"), &[]);
-    is(said, "mlx5: mlx5_0", "software GPU can write its doorbells");
+    let found = nic(&tree, both("first"), &[]);
+    is(
+        found,
+        "mlx5: mlx5_0",
+        "software GPU can write its doorbells",
+    );
     let gpus = [("NVIDIA H200", H200)];
     let with_gpu = || Libraries {
         cuda: vec![libcuda("libcuda-nic.so", &gpus, ("", 0)).into()],
         ..both("gpu")
     };
-    let said = nic(&tree, with_gpu(), &[]);
-    is(said, "mlx5: mlx5_0", "the GPU may write its doorbells;");
+    let found = nic(&tree, with_gpu(), &[]);
+    is(found, "mlx5: mlx5_0", "the GPU may write its doorbells;");
     tree.write("proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
-    let said = nic(&tree, with_gpu(), &[]);
-    is(said, "mlx5: mlx5_0", "PeerMappingOverride is not set");
+    let found = nic(&tree, with_gpu(), &[]);
+    is(found, "mlx5: mlx5_0", "PeerMappingOverride is not set");
 }
 
 #[test]
@@ -71,15 +75,15 @@ fn without_libmlx5_a_cpu_thread_drives_the_nic() {
         mlx5: none().mlx5,
         ..both("verbs")
     };
-    let said = nic(&tree, verbs, &[]);
-    is(said, "verbs: mlx5_0", "there is no usable libmlx5");
+    let found = nic(&tree, verbs, &[]);
+    is(found, "verbs: mlx5_0", "there is no usable libmlx5");
     let old = library("libmlx5-few.so", &Mlx5::REQUIRED[1..]);
     let old = Libraries {
         mlx5: vec![old.into()],
         ..both("old")
     };
-    let said = nic(&tree, old, &[]);
-    is(said, "verbs: mlx5_0", "libmlx5 is too old");
+    let found = nic(&tree, old, &[]);
+    is(found, "verbs: mlx5_0", "libmlx5 is too old");
 }
 
 #[test]
@@ -93,37 +97,37 @@ fn other_nic_is_driven_by_a_cpu_thread() {
         tree.write(&format!("sys/{path}"), text);
     }
     tree.write("dev/infiniband/uverbs0", "device\n");
-    let said = nic(&tree, both("rxe"), &[]);
-    is(said, "verbs: rxe0", "rxe0 is not a ConnectX");
-    let said = word_order(&tree, both("other"));
+    let found = nic(&tree, both("rxe"), &[]);
+    is(found, "verbs: rxe0", "rxe0 is not a ConnectX");
+    let found = word_order(&tree, both("other"));
     is(
-        said,
+        found,
         "a WRITE of a word that waits for a READ",
         "on a fabric",
     );
     tree.write("sys/class/infiniband/rxe0/parent", "eth0\n");
-    let said = word_order(&tree, both("soft-roce"));
-    is(said, "a plain WRITE", "soft-RoCE places WRITEs in order");
+    let found = word_order(&tree, both("soft-roce"));
+    is(found, "a plain WRITE", "soft-RoCE places WRITEs in order");
 }
 
 #[test]
 fn virtual_nic_is_the_last_choice() {
     let tree = tree("complete");
-    let said = nic(&tree, none(), &[]);
-    is(said, "emulated", "there is no usable libibverbs");
+    let found = nic(&tree, none(), &[]);
+    is(found, "emulated", "there is no usable libibverbs");
     let lacking = library("libibverbs-few.so", &["ibv_get_device_list"]);
     let lacking = Libraries {
         ibverbs: vec![lacking.into()],
         ..both("lacking")
     };
-    let said = nic(&tree, lacking, &[]);
-    is(said, "emulated", "libibverbs is too old");
+    let found = nic(&tree, lacking, &[]);
+    is(found, "emulated", "libibverbs is too old");
     tree.write(PORT, "1: DOWN\n");
-    let said = nic(&tree, both("down"), &[]);
-    is(said, "emulated", "mlx5_0 has no active port");
+    let found = nic(&tree, both("down"), &[]);
+    is(found, "emulated", "mlx5_0 has no active port");
     let bare = common::tree("bare");
-    let said = nic(&bare, both("bare"), &[]);
-    is(said, "emulated", "there is no RDMA device");
+    let found = nic(&bare, both("bare"), &[]);
+    is(found, "emulated", "there is no RDMA device");
 }
 
 #[test]
@@ -159,11 +163,11 @@ fn named_nic_or_provider_is_not_replaced() {
             "the known values are auto, mlx5, verbs, emulated",
         ),
     ] {
-        let said = nic(&tree, both("named"), &[(name, value)]);
-        is(said, choice, because);
+        let found = nic(&tree, both("named"), &[(name, value)]);
+        is(found, choice, because);
     }
-    let said = nic(&tree, none(), &[("GDS_PROVIDER", "verbs")]);
-    is(said, "nothing", "there is no usable libibverbs");
+    let found = nic(&tree, none(), &[("GDS_PROVIDER", "verbs")]);
+    is(found, "nothing", "there is no usable libibverbs");
 }
 
 #[test]
@@ -185,8 +189,8 @@ fn gds_nic_accepts_a_guid() {
             "no RDMA device is called 0x0002c903002f1191",
         ),
     ] {
-        let said = nic(&tree, both("guid"), &[("GDS_NIC", value)]);
-        is(said, choice, because);
+        let found = nic(&tree, both("guid"), &[("GDS_NIC", value)]);
+        is(found, choice, because);
     }
 }
 
@@ -196,9 +200,9 @@ fn invalid_gds_nic_is_an_error_for_every_provider() {
     for value in ["", "mlx5_0:x", "mlx5_0:0", "0x0", "0x+1", "mlx5_0,,mlx5_1"] {
         for provider in ["auto", "mlx5", "verbs", "emulated"] {
             let set = [("GDS_NIC", value), ("GDS_PROVIDER", provider)];
-            let said = nic(&tree, both("invalid"), &set);
+            let found = nic(&tree, both("invalid"), &set);
             is(
-                said,
+                found,
                 "nothing",
                 &format!("GDS_NIC={value} does not name a NIC"),
             );
@@ -210,16 +214,16 @@ fn invalid_gds_nic_is_an_error_for_every_provider() {
 fn gds_gid_index_excludes_the_virtual_nic() {
     let bare = common::tree("bare");
     let set = [("GDS_GID_INDEX", "3")];
-    let said = nic(&bare, both("gid"), &set);
+    let found = nic(&bare, both("gid"), &set);
     is(
-        said,
+        found,
         "nothing",
         "GDS_GID_INDEX=3, but there is no RDMA device",
     );
-    let said = nic(&bare, none(), &[set[0], ("GDS_PROVIDER", "emulated")]);
-    is(said, "emulated", "GDS_PROVIDER=emulated");
-    let said = nic(&tree("complete"), both("gid"), &set);
-    is(said, "mlx5: mlx5_0", "");
+    let found = nic(&bare, none(), &[set[0], ("GDS_PROVIDER", "emulated")]);
+    is(found, "emulated", "GDS_PROVIDER=emulated");
+    let found = nic(&tree("complete"), both("gid"), &set);
+    is(found, "mlx5: mlx5_0", "");
 }
 
 /// Writes NICs into the tree of devices, each below its bridge, and a GPU below the second bridge.

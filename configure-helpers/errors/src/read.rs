@@ -44,8 +44,8 @@ pub struct Source {
     pub functions: BTreeMap<String, Vec<(&'static str, &'static Block)>>,
     /// The variables, by name, with the places that see them.
     variables: BTreeMap<String, Vec<(Range<Place>, Value)>>,
-    /// The constants, by name: the file, whether it is public, the value.
-    pub consts: BTreeMap<String, Vec<(&'static str, bool, &'static Expr)>>,
+    /// The constants, by name: the file, the visibility, the value.
+    pub consts: BTreeMap<String, Vec<(&'static str, &'static Visibility, &'static Expr)>>,
     /// The messages of enums that derive thiserror's `Error`.
     pub messages: BTreeSet<String>,
     /// Macros that hide an error.
@@ -206,9 +206,8 @@ impl Visit<'static> for Source {
     }
 
     fn visit_item_const(&mut self, it: &'static syn::ItemConst) {
-        let is_public = !matches!(it.vis, Visibility::Inherited);
         let all = self.consts.entry(it.ident.to_string()).or_default();
-        all.push((self.file, is_public, &it.expr));
+        all.push((self.file, &it.vis, &it.expr));
     }
 
     fn visit_variant(&mut self, it: &'static syn::Variant) {

@@ -60,8 +60,12 @@ fn constants_of_other_files_the_nearest_first() {
         const OPEN: &str = "open a"; // src/a/x.rs
         fn f() { Error::new(super::OPEN, Kind::Busy, "it is late") } // src/b/mod.rs
         pub const OPEN: &str = "open b"; // src/b/y.rs
-        const OPEN: &str = "open y";"#,
-        "`open a` Busy: it is late
+        const OPEN: &str = "open y";
+        fn g() { Error::new(CLOSE, Kind::Busy, "it is closed") } // src/c/x.rs
+        pub(crate) const CLOSE: &str = "close c"; // src/d/x.rs
+        pub(super) const CLOSE: &str = "close d";"#,
+        "`close c` Busy: it is closed
+        `open a` Busy: it is late
         `open b` Busy: it is busy",
     );
 }
@@ -83,10 +87,10 @@ fn the_first_variable_of_several_words_is_replaced_in_a_text() {
         r#"fn f() {
             let name = if x { "GDS_GPU" } else { "GDS_NIC" };
             let why = if x { "it is too long" } else { "it is no number" };
-            Error::new("read", Kind::Invalid, format!("{name}={}: {why}, {why}", said))
+            Error::new("read", Kind::Invalid, format!("{name}={}: {why}, {why}", value))
         }"#,
-        "`read` Invalid: {name}={said}: it is no number, {why}
-        `read` Invalid: {name}={said}: it is too long, {why}",
+        "`read` Invalid: {name}={value}: it is no number, {why}
+        `read` Invalid: {name}={value}: it is too long, {why}",
     );
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use syn::spanned::Spanned;
-use syn::{Block, Expr, ExprLit, Lit, Stmt};
+use syn::{Block, Expr, ExprLit, Lit, Stmt, Visibility};
 
 use crate::read::{Call, Source, Value, arguments, key};
 
@@ -144,12 +144,17 @@ impl Source {
     }
 
     /// The texts of the constant of this name: that of the file, else of the folder, else of any
-    /// file.
+    /// file, first one that is visible there.
     fn constant(&self, name: &str, at: &At) -> Texts {
         let folder = |file: &str| file[..=file.rfind('/').unwrap_or(0)].to_owned();
         let near = |of: &str| (of == at.file, at.file.starts_with(&folder(of)));
+        let is_visible = |of: &str, visibility: &Visibility| match visibility {
+            Visibility::Inherited => false,
+            Visibility::Restricted(within) if within.path.is_ident("super") => near(of).1,
+            _ => true,
+        };
         let all = self.consts.get(name).into_iter().flatten();
-        match all.max_by_key(|(of, is_public, _)| (near(of), *is_public)) {
+        match all.max_by_key(|(of, visibility, _)| (near(of), is_visible(of, visibility))) {
             Some(&(file, _, e)) => self.texts(e, &At { file, ..at.clone() }),
             None => at.text(None),
         }

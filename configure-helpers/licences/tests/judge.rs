@@ -166,12 +166,12 @@ fn program_fails_and_prints_crate_and_licence() {
 
     let failed = run("bad", &document(&[good, bad]));
     assert_eq!(failed.status.code(), Some(1), "{failed:?}");
-    let said = String::from_utf8_lossy(&failed.stderr);
+    let stderr = String::from_utf8_lossy(&failed.stderr);
     assert!(
-        said.contains("bad 1.2.3: licence `MIT AND GPL-3.0-only`"),
-        "{said}"
+        stderr.contains("bad 1.2.3: licence `MIT AND GPL-3.0-only`"),
+        "{stderr}"
     );
-    assert!(!said.contains("good 1.2.3"), "{said}");
+    assert!(!stderr.contains("good 1.2.3"), "{stderr}");
 
     let empty = run("empty", &document(&[]));
     assert!(!empty.status.success(), "{empty:?}");

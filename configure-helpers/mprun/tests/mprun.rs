@@ -544,8 +544,8 @@ fn number_of_ranks_is_accepted_in_every_usual_form() {
         let output = run(&mut sh(form, "echo $MP_RANK of $MP_SIZE"));
         assert!(output.status.success(), "{form:?}");
         for rank in 0..2 {
-            let said = format!("{rank} of 2");
-            assert_eq!(lines_of(&out(&output), rank), [said.as_str()], "{form:?}");
+            let line = format!("{rank} of 2");
+            assert_eq!(lines_of(&out(&output), rank), [line.as_str()], "{form:?}");
         }
     }
 }

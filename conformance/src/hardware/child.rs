@@ -86,7 +86,7 @@ pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut child = Guarded(command.spawn()?);
-    let said = read(child.0.stdout.take().ok_or("no standard output")?);
+    let output = read(child.0.stdout.take().ok_or("no standard output")?);
     let errors = read(child.0.stderr.take().ok_or("no standard error")?);
     let start = Instant::now();
     let status = loop {
@@ -98,14 +98,14 @@ pub fn run(mut command: Command, limit: Duration) -> Verdict<String> {
     };
     // Kills the process if it still runs.
     drop(child);
-    let said = said.join().unwrap_or_default();
+    let output = output.join().unwrap_or_default();
     if status.is_some_and(|status| status.success()) {
-        return Ok(said);
+        return Ok(output);
     }
     let what = match status {
         Some(status) => status.to_string(),
         None => format!("the process did not end within {limit:?}"),
     };
     let errors = errors.join().unwrap_or_default();
-    Err(format!("{what}: {}\n{}", errors.trim(), said.trim()).into())
+    Err(format!("{what}: {}\n{}", errors.trim(), output.trim()).into())
 }

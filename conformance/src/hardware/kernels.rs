@@ -178,23 +178,23 @@ pub fn trigger(rig: &Rig) -> Verdict {
 /// reports it.
 pub fn wait(rig: &Rig) -> Verdict {
     const WAITERS: usize = 4096;
-    const SAID: usize = 8192;
+    const REPORTS: usize = 8192;
     /// The queue whose completion is an error first.
     const ERROR: usize = 5;
     let kernel = kernel(rig, Entry::Wait)?;
     let stream = rig.gpu.stream()?;
     // Eight completion queues of 4 entries, never written; their waiters; the reports of these.
-    let memory = rig.gpu.alloc(MemoryKind::Pinned, SAID + 256)?;
+    let memory = rig.gpu.alloc(MemoryKind::Pinned, REPORTS + 256)?;
     memory.write(0, &[0xff; 2048])?;
     let mut params = Wait {
         count: 8,
         ..Wait::default()
     };
     for i in 0..8 {
-        let (queue, said) = (256 * i as u64, (SAID + 4 * i) as u64);
+        let (queue, report) = (256 * i as u64, (REPORTS + 4 * i) as u64);
         let state = WaiterState {
             cq: memory.addr().offset(queue),
-            passed: memory.addr().offset(said),
+            passed: memory.addr().offset(report),
             log_entries: 2,
             ..WaiterState::default()
         };
@@ -208,7 +208,7 @@ pub fn wait(rig: &Rig) -> Verdict {
         let at = 256 * queue + 64 * (position % 4) + 63;
         memory.write(at, &[opcode << 4 | (position / 4 % 2) as u8])
     };
-    let said = |queue: usize| memory.word32(SAID + 4 * queue)?.load();
+    let report = |queue: usize| memory.word32(REPORTS + 4 * queue)?.load();
     // Two completions for each launch, so the third launch is in the second lap.
     for launched in 1..=3u32 {
         let position = 2 * launched as usize - 1;
@@ -218,14 +218,16 @@ pub fn wait(rig: &Rig) -> Verdict {
             complete(queue, position, if queue == ERROR { 13 } else { 0 })?;
         }
         let passed = stream.synchronize(std::time::Duration::from_millis(20))?;
-        ensure(!passed && said(ERROR)? == launched - 1, || {
+        ensure(!passed && report(ERROR)? == launched - 1, || {
             "an error was passed".to_owned()
         })?;
         complete(ERROR, position, 0)?;
         finish(&stream, "wait")?;
         for queue in 0..8 {
-            let said = said(queue)?;
-            ensure(said == launched, || format!("queue {queue} reports {said}"))?;
+            let report = report(queue)?;
+            ensure(report == launched, || {
+                format!("queue {queue} reports {report}")
+            })?;
             let next = memory.word64(WAITERS + 64 * queue + 24)?.load()?;
             ensure(next == position as u64 + 1, || {
                 format!("queue {queue} is at {next}")

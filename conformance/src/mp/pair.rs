@@ -51,7 +51,7 @@ impl Pair<'_> {
     }
 
     /// The bytes of the send of a round (eager or rendezvous), and their offset.
-    fn said(from: u32, to: u32, round: usize) -> (Vec<u8>, usize) {
+    fn payload(from: u32, to: u32, round: usize) -> (Vec<u8>, usize) {
         let name = (from as usize * 10 + to as usize) * 100 + round;
         let len = [8, 700, 0, ROOM][round % 4];
         (message(name, len), 2 * (round % AHEAD) * ROOM)
@@ -61,11 +61,11 @@ impl Pair<'_> {
     /// both.
     pub fn post(&self, round: usize, by_cpu: bool) -> Result<[Request; 2]> {
         let ctx = self.ctx;
-        let (said, at) = Pair::said(ctx.rank(), self.other, round);
-        self.memory.write(at, &said)?;
-        self.memory.write(at + ROOM, &vec![0; said.len()])?;
-        let data = self.memory.slice(at, said.len())?;
-        let into = self.memory.slice(at + ROOM, said.len())?;
+        let (payload, at) = Pair::payload(ctx.rank(), self.other, round);
+        self.memory.write(at, &payload)?;
+        self.memory.write(at + ROOM, &vec![0; payload.len()])?;
+        let data = self.memory.slice(at, payload.len())?;
+        let into = self.memory.slice(at + ROOM, payload.len())?;
         if by_cpu {
             let recv = ctx.irecv(self.other, self.tag, &into)?;
             return Ok([recv, ctx.isend(self.other, self.tag, &data)?]);
@@ -85,7 +85,7 @@ impl Pair<'_> {
         requests.iter().try_for_each(|r| r.wait(limit).map(drop))?;
         let passed = self.stream.synchronize(time_limit())?;
         assert!(passed, "a stream that should go on");
-        let (want, at) = Pair::said(self.other, self.ctx.rank(), round);
+        let (want, at) = Pair::payload(self.other, self.ctx.rank(), round);
         let mut got = vec![0; want.len()];
         self.memory.read(at + ROOM, &mut got)?;
         assert_eq!(got, want, "round {round} from rank {}", self.other);

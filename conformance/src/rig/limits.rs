@@ -17,17 +17,17 @@ const LIMIT: Duration = Duration::from_secs(40);
 fn factor() -> Result<u32, String> {
     static WARNED: Once = Once::new();
     let former = || -> Result<String, VarError> {
-        let said = std::env::var(FORMER)?;
-        WARNED.call_once(|| eprintln!("{FORMER}={said} is now called {SCALE}={said}"));
-        Ok(said)
+        let value = std::env::var(FORMER)?;
+        WARNED.call_once(|| eprintln!("{FORMER}={value} is now called {SCALE}={value}"));
+        Ok(value)
     };
     match std::env::var(SCALE).or_else(|_| former()) {
         Err(_) => Ok(1),
-        Ok(said) => said
+        Ok(value) => value
             .parse()
             .ok()
             .filter(|factor| (1..=1000).contains(factor))
-            .ok_or_else(|| format!("{SCALE}={said}: a number from 1 to 1000")),
+            .ok_or_else(|| format!("{SCALE}={value}: a number from 1 to 1000")),
     }
 }
 

@@ -34,7 +34,7 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// The side channel of the ranks.
 #[derive(Default)]
-struct Board {
+struct SideChannel {
     /// Records by writer and reader, oldest first.
     records: BTreeMap<(usize, usize), Vec<Vec<u8>>>,
     /// Number of barriers that each rank has entered.
@@ -53,7 +53,7 @@ pub struct Rank {
     /// Freezes machines and ranks.
     pub control: SimControl,
     hub: Hub,
-    board: Rc<RefCell<Board>>,
+    side_channel: Rc<RefCell<SideChannel>>,
 }
 
 /// A pause of one of the six machines of a rank.
@@ -156,20 +156,25 @@ impl Rank {
 
     /// Sends a record to another rank.
     pub fn send(&self, to: usize, record: &[u8]) {
-        let mut board = self.board.borrow_mut();
-        let records = board.records.entry((self.me, to)).or_default();
+        let mut side_channel = self.side_channel.borrow_mut();
+        let records = side_channel.records.entry((self.me, to)).or_default();
         records.push(record.to_vec());
-        drop(board);
+        drop(side_channel);
         self.host.ring();
     }
 
     /// Receives the oldest record from another rank.
     pub fn receive(&self, from: usize) -> Vec<u8> {
         let key = (from, self.me);
-        let there = |board: &Board| board.records.get(&key).is_some_and(|r| !r.is_empty());
+        let there = |side_channel: &SideChannel| {
+            side_channel
+                .records
+                .get(&key)
+                .is_some_and(|r| !r.is_empty())
+        };
         self.wait(there);
-        let mut board = self.board.borrow_mut();
-        let records = board.records.get_mut(&key).expect("a record");
+        let mut side_channel = self.side_channel.borrow_mut();
+        let records = side_channel.records.get_mut(&key).expect("a record");
         records.remove(0)
     }
 
@@ -189,23 +194,23 @@ impl Rank {
         RemoteMemory::from_bytes(&self.receive(with)).expect("a memory record")
     }
 
-    fn wait(&self, ready: impl Fn(&Board) -> bool) {
+    fn wait(&self, ready: impl Fn(&SideChannel) -> bool) {
         let deadline = self.host.now() + LIMIT;
         let there = self
             .host
-            .wait_until(Some(deadline), &mut || ready(&self.board.borrow()));
+            .wait_until(Some(deadline), &mut || ready(&self.side_channel.borrow()));
         assert!(there, "another rank did not enter the barrier");
     }
 
     /// A barrier of all ranks.
     pub fn barrier(&self) {
         let mine = {
-            let mut board = self.board.borrow_mut();
-            board.arrived[self.me] += 1;
-            board.arrived[self.me]
+            let mut side_channel = self.side_channel.borrow_mut();
+            side_channel.arrived[self.me] += 1;
+            side_channel.arrived[self.me]
         };
         self.host.ring();
-        self.wait(|board| board.arrived.iter().all(|a| *a >= mine));
+        self.wait(|side_channel| side_channel.arrived.iter().all(|a| *a >= mine));
     }
 
     /// Waits for a virtual time.
@@ -264,11 +269,11 @@ pub fn play_in(
     if let Some(seed) = links {
         host.attach(Thread::Device, Box::new(hub.link_machine(seed)));
     }
-    let board = Board {
+    let side_channel = SideChannel {
         arrived: vec![0; ranks],
-        ..Board::default()
+        ..SideChannel::default()
     };
-    let board = Rc::new(RefCell::new(board));
+    let side_channel = Rc::new(RefCell::new(side_channel));
     for me in 0..ranks {
         let rank = Rank {
             me,
@@ -276,7 +281,7 @@ pub fn play_in(
             host: Arc::clone(&host),
             control: sim.control(),
             hub: hub.clone(),
-            board: Rc::clone(&board),
+            side_channel: Rc::clone(&side_channel),
         };
         let body = body.clone();
         sim.rank(format!("rank{me}"), move || body(rank));

@@ -16,7 +16,7 @@ fn vmlx5(words: &[&str]) -> Output {
     command.args(words).output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|b| String::from_utf8_lossy(b));
     format!("{}: {out}{err}", output.status)
 }
@@ -25,14 +25,14 @@ fn said(output: &Output) -> String {
 fn unknown_options_are_named_and_the_programs_options_are_passed_on() {
     let output = vmlx5(&["--bogus", "--", "true"]);
     assert!(
-        !output.status.success() && said(&output).contains("'--bogus'"),
+        !output.status.success() && printed(&output).contains("'--bogus'"),
         "{}",
-        said(&output)
+        printed(&output)
     );
     let words = ["--link", "nonsense", "-p", "1", "--help"];
     for dashes in [&[][..], &["--"]] {
         let output = vmlx5(&[dashes, &["printf", "%s "], &words].concat());
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", printed(&output));
         let out = String::from_utf8_lossy(&output.stdout);
         assert_eq!(out.trim_end(), words.join(" "));
     }
@@ -53,7 +53,7 @@ fn wait_port_starts_the_program_once_another_listens() {
     let port = port.to_string();
     let output = vmlx5(&["--wait-port", &port, "--", "bash", "-c", &connect]);
     let listener = server.join().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", printed(&output));
     // The wait itself opened no connection: the listener has one.
     listener.accept().unwrap();
     listener.set_nonblocking(true).unwrap();

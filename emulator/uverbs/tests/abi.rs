@@ -89,6 +89,6 @@ fn compile(source: &str) {
     input.write_all(source.as_bytes()).unwrap();
     drop(input);
     let done = compiler.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{said}");
+    let stderr = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{stderr}");
 }

@@ -90,9 +90,9 @@ fn invalid_words_are_refused_with_their_reason() {
         port_down: vec![(2, at(10 * MS)..at(1000 * MS))],
     };
     assert_eq!(faults, expected);
-    let said = "seed=7,loss=0.01,dup=0.02,reorder=1,ooo=0.5,delay=20us..2ms,deaf=1s..2s,deaf=5s..6s,\
+    let text = "seed=7,loss=0.01,dup=0.02,reorder=1,ooo=0.5,delay=20us..2ms,deaf=1s..2s,deaf=5s..6s,\
                 die=3s,fatal=4s,down=2:10ms..1s";
-    assert_eq!(faults.to_string(), said);
+    assert_eq!(faults.to_string(), text);
     for (word, why) in [
         ("lost=0.01", FaultsWhy::Name),
         ("loss", FaultsWhy::Name),

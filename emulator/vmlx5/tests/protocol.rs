@@ -36,11 +36,11 @@ fn rnr_wait_ends_with_its_timeout_or_a_hint() {
             fake.after(rnr_delay(14) - Duration::from_nanos(1000))
                 .is_empty()
         );
-        let said = match hinted {
+        let frames = match hinted {
             true => fake.deliver(Kind::Hint, 1, |_| {}),
             false => fake.after(Duration::from_nanos(1000)),
         };
-        assert_eq!(kinds(&said), sent);
+        assert_eq!(kinds(&frames), sent);
         // The wait is over: a hint has no effect.
         fake.answers(Kind::Hint, 1, |_| {}, &[]);
         fake.deliver(Kind::Ack, 2, |_| {});
@@ -60,8 +60,8 @@ fn not_ready_nak_acknowledges_nothing() {
         (h.code, h.vendor) = (nak::RNR | 12, vendor::NOT_READY);
     });
     assert_eq!(fake.end.send.poll(), None);
-    let said = fake.after(rnr_delay(12));
-    assert_eq!(kinds(&said), [(Kind::Write, 1), (Kind::Write, 2)]);
+    let frames = fake.after(rnr_delay(12));
+    assert_eq!(kinds(&frames), [(Kind::Write, 1), (Kind::Write, 2)]);
 }
 
 #[test]
@@ -107,18 +107,18 @@ fn long_message_resumes_within() {
     let mut fake = Fake::new();
     let (to, list) = (fake.end.remote(0), [fake.end.sge(0, 100_000)]);
     let s = fake.end.post(&write(to, &list));
-    let said = fake.listen();
-    assert_eq!(kinds(&said), [1, 9, 17, 25].map(|p| (Kind::Write, p)));
-    let counts: Vec<u16> = said.iter().map(|(h, _)| h.count.get()).collect();
+    let frames = fake.listen();
+    assert_eq!(kinds(&frames), [1, 9, 17, 25].map(|p| (Kind::Write, p)));
+    let counts: Vec<u16> = frames.iter().map(|(h, _)| h.count.get()).collect();
     assert_eq!(counts, [8, 8, 8, 1]);
     // Two frames arrived, the third did not.
-    let said = fake.nak(17, nak::PSN);
-    assert_eq!(kinds(&said), [(Kind::Write, 17), (Kind::Write, 25)]);
-    assert_eq!(said[0].0.offset.get(), 65536);
+    let frames = fake.nak(17, nak::PSN);
+    assert_eq!(kinds(&frames), [(Kind::Write, 17), (Kind::Write, 25)]);
+    assert_eq!(frames[0].0.offset.get(), 65536);
     // The same with packets smaller than a frame.
-    let said = fake.nak(19, nak::PSN);
-    assert_eq!(kinds(&said), [(Kind::Write, 19)]);
-    let (h, _) = &said[0];
+    let frames = fake.nak(19, nak::PSN);
+    assert_eq!(kinds(&frames), [(Kind::Write, 19)]);
+    let (h, _) = &frames[0];
     assert_eq!(
         (h.offset.get(), h.len.get()),
         (18 * 4096, 100_000 - 18 * 4096)
@@ -137,10 +137,10 @@ fn nak_reports_its_reason_and_acknowledges_earlier_packets() {
         let mut fake = Fake::new();
         let posted = [fake.post_write(), fake.post_write(), fake.post_write()];
         fake.listen();
-        let said = fake.deliver(Kind::Nak, 2, |h| {
+        let frames = fake.deliver(Kind::Nak, 2, |h| {
             (h.code, h.vendor) = (code, 0x5a);
         });
-        assert!(said.is_empty());
+        assert!(frames.is_empty());
         fake.done(posted[0]);
         assert_eq!(fake.end.send_failed(posted[1], why), 0x5a);
         fake.failed(posted[2], Syndrome::WR_FLUSH);
@@ -217,8 +217,8 @@ fn retried_read_requests_missing_bytes() {
         (h.len, h.total, h.code) = (8192.into(), 20_000.into(), 1);
         (h.flags, h.count) = (FIRST, 2.into());
     });
-    let said = fake.answers(Kind::Ack, 6, |_| {}, &[(Kind::Read, 3), (Kind::Write, 6)]);
-    let h = said[0].0;
+    let frames = fake.answers(Kind::Ack, 6, |_| {}, &[(Kind::Read, 3), (Kind::Write, 6)]);
+    let h = frames[0].0;
     assert_eq!(h.total.get(), 20_000 - 8192);
     assert_eq!(h.va.get(), fake.end.addr(8192));
     fake.deliver(Kind::ReadData, 3, |h| {

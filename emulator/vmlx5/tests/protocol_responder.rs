@@ -58,13 +58,13 @@ fn gap_is_reported_by_one_nak() {
     let r = fake.end.post_recv(&[fake.end.sge(0, 5000)]);
     fake.deliver(Kind::Send, 1, |h| part(h, false, 1));
     // The second packet is missing: one NAK reports it, and later packets get no further NAK.
-    let said = fake.answers(
+    let frames = fake.answers(
         Kind::Write,
         3,
         |h| h.flags = FIRST | LAST,
         &[(Kind::Nak, 2)],
     );
-    assert_eq!(said[0].0.code, nak::PSN);
+    assert_eq!(frames[0].0.code, nak::PSN);
     fake.answers(Kind::Write, 4, |h| h.flags = FIRST | LAST, &[]);
     fake.answers(Kind::Read, 5, |_| {}, &[]);
     fake.answers(Kind::Send, 2, |h| part(h, true, 2), &[(Kind::Ack, 2)]);
@@ -100,8 +100,8 @@ fn frames_that_do_not_continue_the_message_are_refused() {
         let mut fake = Fake::new();
         fake.end.post_recv(&[fake.end.sge(0, 9000)]);
         fake.deliver(Kind::Send, 1, |h| part(h, false, 1));
-        let said = fake.answers(kind, 2, spoil, &[(Kind::Nak, 2)]);
-        assert_eq!(said[0].0.code, nak::INVALID);
+        let frames = fake.answers(kind, 2, spoil, &[(Kind::Nak, 2)]);
+        assert_eq!(frames[0].0.code, nak::INVALID);
         assert_eq!(fake.world.state(&fake.end), QpState::Err);
         // From now on the queue pair does not answer.
         fake.answers(Kind::Read, 2, |_| {}, &[]);
@@ -112,8 +112,8 @@ fn frames_that_do_not_continue_the_message_are_refused() {
 fn message_without_receive_is_dropped_to_its_end() {
     let mut fake = Fake::new();
     for _ in 0..2 {
-        let said = fake.answers(Kind::Send, 1, |h| part(h, false, 1), &[(Kind::Nak, 1)]);
-        assert_eq!(said[0].0.code, nak::RNR | 12);
+        let frames = fake.answers(Kind::Send, 1, |h| part(h, false, 1), &[(Kind::Nak, 1)]);
+        assert_eq!(frames[0].0.code, nak::RNR | 12);
         fake.answers(Kind::Send, 2, |h| part(h, true, 1), &[]);
         fake.answers(Kind::Write, 3, |h| part(h, false, 1), &[]);
     }
@@ -136,8 +136,8 @@ fn write_with_immediate_needs_its_receive_at_the_end() {
         }
     };
     fake.answers(Kind::Write, 1, imm(false, 1), &[]);
-    let said = fake.answers(Kind::Write, 2, imm(true, 2), &[(Kind::Nak, 2)]);
-    assert_eq!(said[0].0.code, nak::RNR | 12);
+    let frames = fake.answers(Kind::Write, 2, imm(true, 2), &[(Kind::Nak, 2)]);
+    assert_eq!(frames[0].0.code, nak::RNR | 12);
     assert_eq!(fake.end.get(4095, 2), [1, 0]);
     let r = fake.end.post_recv(&[]);
     assert_eq!(kinds(&fake.listen()), [(Kind::Hint, 2)]);
@@ -156,10 +156,10 @@ fn repeated_reads_are_executed_again_and_atomics_once() {
         }
     };
     fake.end.put64(0, 70);
-    let found = |said: Vec<(FrameHeader, Vec<u8>)>| {
-        assert_eq!(said.len(), 1);
-        assert_eq!(Kind::from_u8(said[0].0.kind), Some(Kind::AtomicData));
-        (said[0].0.psn.get(), said[0].0.operand.get())
+    let found = |frames: Vec<(FrameHeader, Vec<u8>)>| {
+        assert_eq!(frames.len(), 1);
+        assert_eq!(Kind::from_u8(frames[0].0.kind), Some(Kind::AtomicData));
+        (frames[0].0.psn.get(), frames[0].0.operand.get())
     };
     for psn in 1..4 {
         let before = 65 + 5 * u64::from(psn);
@@ -182,15 +182,15 @@ fn repeated_reads_are_executed_again_and_atomics_once() {
     // A duplicate READ is executed again, and may request only the end of the bytes.
     fake.answers(Kind::Read, 4, at(8200), &[(Kind::ReadData, 4)]);
     fake.end.put64(0, 1);
-    let said = fake.answers(Kind::Read, 5, at(4104), &[(Kind::ReadData, 5)]);
-    assert_eq!((said[0].0.count.get(), said[0].1[0]), (2, 1));
+    let frames = fake.answers(Kind::Read, 5, at(4104), &[(Kind::ReadData, 5)]);
+    assert_eq!((frames[0].0.count.get(), frames[0].1[0]), (2, 1));
     // A READ that exceeds the original range is no duplicate.
     fake.answers(Kind::Read, 6, at(8200), &[]);
     fake.answers(Kind::Read, 7, at(8), &[(Kind::ReadData, 7)]);
     // Its key is invalid by now.
     fake.world.nics[0].dereg_mr(rkey).unwrap();
-    let said = fake.deliver(Kind::Read, 4, at(8200));
-    assert_eq!(said[0].0.code, nak::ACCESS);
+    let frames = fake.deliver(Kind::Read, 4, at(8200));
+    assert_eq!(frames[0].0.code, nak::ACCESS);
 }
 
 #[test]
@@ -221,18 +221,18 @@ fn unconnected_queue_pair_sends_rnr_nak_or_nothing_if_strict() {
             nic,
         };
         // One NAK per message, not one per frame.
-        let said = [
+        let frames = [
             fake.deliver(Kind::Send, 1, |h| part(h, false, 0)),
             fake.deliver(Kind::Send, 2, |h| part(h, true, 0)),
         ];
         if strict {
-            assert!(said.iter().all(Vec::is_empty));
+            assert!(frames.iter().all(Vec::is_empty));
             continue;
         }
-        assert_eq!(kinds(&said[0]), [(Kind::Nak, 1)]);
-        let h = said[0][0].0;
+        assert_eq!(kinds(&frames[0]), [(Kind::Nak, 1)]);
+        let h = frames[0][0].0;
         assert_eq!((h.code & nak::RNR, h.vendor), (nak::RNR, vendor::NOT_READY));
-        assert!(said[1].is_empty());
+        assert!(frames[1].is_empty());
     }
 }
 
@@ -317,6 +317,6 @@ fn link_loss_does_not_affect_a_later_connection() {
         port,
         nic,
     };
-    let said = fake.listen();
-    assert_eq!(kinds(&said).last(), Some(&(Kind::Hint, 1)));
+    let frames = fake.listen();
+    assert_eq!(kinds(&frames).last(), Some(&(Kind::Hint, 1)));
 }

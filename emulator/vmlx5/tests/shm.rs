@@ -205,8 +205,8 @@ fn two_processes() {
         .stdout(Stdio::piped())
         .spawn();
     let mut child = Killed(child.unwrap());
-    let said = BufReader::new(child.0.stdout.take().unwrap()).lines();
-    let mut records = said.map_while(Result::ok).filter_map(|line| {
+    let lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
+    let mut records = lines.map_while(Result::ok).filter_map(|line| {
         let (_, record) = line.split_once("RECORD ")?;
         Some(Record::parse(record))
     });

@@ -102,13 +102,13 @@ fn a_rank() {
     let e = halo2d::run(&ctx, &config(1_000_000_000)).unwrap_err();
     say("halo", &e);
 
-    talk(&ctx, &job.survivors());
+    exchange(&ctx, &job.survivors());
     let into = ctx.alloc(MemoryKind::Pinned, 8).unwrap().all();
     let probe = ctx.irecv(job.victim, TAG_PROBE, &into);
     let e = probe.and_then(|r| r.wait(LIMIT)).unwrap_err();
     say("probe", &e);
     // Only the halted rank is lost, not the remaining ones.
-    talk(&ctx, &job.survivors());
+    exchange(&ctx, &job.survivors());
     eprintln!("done");
     // The send of another rank may have arrived before that rank has its completion: no rank leaves
     // before all report that they are done.
@@ -132,7 +132,7 @@ fn say(what: &str, e: &Error) {
 
 /// Sends messages around the ring of these ranks, by the CPU and on a stream, until each message
 /// has returned to its rank.
-fn talk(ctx: &Context, ring: &[u32]) {
+fn exchange(ctx: &Context, ring: &[u32]) {
     let stream = ctx.gpu().stream().unwrap();
     let ranks = ring.len();
     let me = ring.iter().position(|rank| *rank == ctx.rank()).unwrap();

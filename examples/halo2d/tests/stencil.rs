@@ -1,37 +1,14 @@
 //! halo2d on ranks as threads: every grid, every model, eager and rendezvous messages, tiles of
 //! every shape, compared with the serial run.
 
-use std::time::Duration;
+#[path = "../../tests/shared/mod.rs"]
+mod shared;
 
 use halo2d::grid::{Grid, Size};
 use halo2d::{Config, Model, Outcome, STRIDED_MAX};
-use mp::bootstrap::Local;
-use mp::gdsync::Gpu;
 use mp::gdsync::gpu::MemoryKind;
-use mp::{Builder, Context, Kind};
-
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// Runs `body` on `ranks` ranks and returns their results, in the order of the ranks.
-fn on_ranks<T: Send>(
-    ranks: u32,
-    set: impl Fn(Builder) -> Builder + Sync,
-    body: impl Fn(&Context) -> T + Sync,
-) -> Vec<T> {
-    let rank = |bootstrap| {
-        let gpu = Gpu::soft().unwrap();
-        let builder = set(Context::builder().timeout(LIMIT));
-        let ctx = builder.bootstrap(bootstrap).gpu(&gpu).build().unwrap();
-        let result = body(&ctx);
-        ctx.close(LIMIT).unwrap();
-        result
-    };
-    std::thread::scope(|scope| {
-        let start = |bootstrap| scope.spawn(|| rank(bootstrap));
-        let threads: Vec<_> = Local::ranks(ranks).into_iter().map(start).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
-}
+use mp::{Context, Kind};
+use shared::{LIMIT, on_ranks};
 
 /// Runs `config` on a grid and sums the outcomes.
 fn play(columns: u32, rows: u32, eager: usize, config: &Config) -> Outcome {

@@ -2,19 +2,20 @@
 //!
 //! A cell needs all cells around it, so a rank exchanges faces, edges and corners with 26
 //! neighbours. One [`mp::Neighbourhood`] has all of them, for both fields. In each step the stream
-//! gives ready, sends, computes the cells that need no halo, waits, and computes the others:
+//! sends its ready words, sends the data, computes the cells that need no halo, waits for the data,
+//! and computes the other cells:
 //!
 //! ```text
 //! ready_on, send_on, inner cells, wait_on, cells beside the halo, keep, ready_on, ...
 //! ```
 //!
-//! A neighbour along a short axis may be the rank itself, or the same rank several times.
+//! Along a short axis, a neighbour may be the rank itself, and one rank may be several neighbours.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use mp::gdsync::gpu::{KernelImage, MemoryKind};
-use mp::{Context, Error, Kind, Memory, Neighbour, Result, Strided};
+use mp::{Context, Error, Kind, Memory, Neighbour, Neighbourhood, Result, Strided};
 use mp_examples::grid::Grid;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -123,19 +124,7 @@ pub fn run(ctx: &Context, config: &Config) -> Result<(usize, usize)> {
         )?;
     }
 
-    let mut neighbours = ctx.neighbourhood();
-    for n in (0..27_u32).filter(|n| *n != 13) {
-        let offset = [n % 3, n / 3 % 3, n / 9].map(|by| by as i32 - 1);
-        // The tag is the direction of the data; 26 - n is the opposite one.
-        let mut neighbour = Neighbour::new(grid.neighbour(ctx.rank(), offset), n, 26 - n);
-        for field in &now {
-            neighbour = neighbour
-                .send(&block.piece(field, offset, false)?)
-                .receive(&block.piece(field, offset, true)?);
-        }
-        neighbours = neighbours.neighbour(neighbour);
-    }
-    let halo = neighbours.build()?;
+    let halo = neighbourhood(ctx, grid, &block, &now)?;
 
     let address = |memory: &Memory| memory.region().addr().0;
     let [inner, edge] = [0, 1].map(|edge| Step {
@@ -172,6 +161,28 @@ pub fn run(ctx: &Context, config: &Config) -> Result<(usize, usize)> {
         block.size.map(|n| n as usize).iter().product::<usize>() * 2,
         differing,
     ))
+}
+
+/// The exchange of the halos of both fields with all 26 neighbours.
+fn neighbourhood(
+    ctx: &Context,
+    grid: Grid,
+    block: &Block,
+    fields: &[Memory; 2],
+) -> Result<Neighbourhood> {
+    let mut neighbours = ctx.neighbourhood();
+    for n in (0..27_u32).filter(|n| *n != 13) {
+        let offset = [n % 3, n / 3 % 3, n / 9].map(|by| by as i32 - 1);
+        // The tag is the direction of the data; 26 - n is the opposite one.
+        let mut neighbour = Neighbour::new(grid.neighbour(ctx.rank(), offset), n, 26 - n);
+        for field in fields {
+            neighbour = neighbour
+                .send(&block.piece(field, offset, false)?)
+                .receive(&block.piece(field, offset, true)?);
+        }
+        neighbours = neighbours.neighbour(neighbour);
+    }
+    neighbours.build()
 }
 
 /// Each row of the rank's cells: its offset in a field, and its cells in the whole box.

@@ -3,17 +3,12 @@
 #[path = "../../tests/shared/mod.rs"]
 mod shared;
 
-use std::time::Duration;
-
 use halo3d::Config;
-use mp::bootstrap::Local;
-use mp::gdsync::Gpu;
-use mp::{Context, Kind, Result};
+use mp::{Kind, Result};
 use mp_examples::grid::Grid;
-use shared::{alone, killed_rank_is_named, launch, text};
+use shared::{LIMIT, alone, killed_rank_is_named, launch, text};
 
 const HALO3D: &str = env!("CARGO_BIN_EXE_halo3d");
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs the stencil on this grid and returns the results of the ranks, in their order.
 fn play(grid: [u32; 3], ranks: u32, cells: [u32; 3], steps: u64) -> Vec<Result<(usize, usize)>> {
@@ -23,19 +18,7 @@ fn play(grid: [u32; 3], ranks: u32, cells: [u32; 3], steps: u64) -> Vec<Result<(
         steps,
         limit: LIMIT,
     };
-    let rank = |bootstrap| {
-        let gpu = Gpu::soft().unwrap();
-        let builder = Context::builder().timeout(LIMIT);
-        let ctx = builder.bootstrap(bootstrap).gpu(&gpu).build().unwrap();
-        let result = halo3d::run(&ctx, &config);
-        ctx.close(LIMIT).unwrap();
-        result
-    };
-    std::thread::scope(|scope| {
-        let start = |bootstrap| scope.spawn(|| rank(bootstrap));
-        let threads: Vec<_> = Local::ranks(ranks).into_iter().map(start).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
+    shared::on_ranks(ranks, |b| b, |ctx| halo3d::run(ctx, &config))
 }
 
 /// Blocks of one cell and of one layer, uneven blocks; ranks that are their own neighbours, and the

@@ -1,6 +1,6 @@
-//! The messages of a step: in three phases, along x, y and z, a message to either neighbour. A
-//! phase also forwards particles that the phases before it brought, so edges and corners need no
-//! message.
+//! The messages of a step: three phases, along x, y and z, each with a message to both neighbours. A
+//! phase also forwards particles that arrived in the phases before it, so edges and corners need no
+//! messages of their own.
 //!
 //! The kernel that packs a message counts its bytes in a word, the send takes its length from the
 //! word, and the kernel that unpacks it reads the length that arrived from the result word of the

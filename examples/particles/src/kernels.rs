@@ -1,4 +1,5 @@
-//! The kernels and their parameters. The sources are in `device/particles.cu`.
+//! The kernels and their parameters: addresses on the GPU, unless the text says otherwise. The sources
+//! are in `device/particles.cu`, which has the same layouts.
 
 use mp::Result;
 use mp::gdsync::Gpu;
@@ -18,6 +19,7 @@ pub const TOO_FAST: u64 = 2;
 #[cfg(test)]
 pub const MESSAGE_FAILED: u64 = 4;
 
+/// A set of cells: for each the number of its particles, 32 bits, and [`CAPACITY`] slots.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Cells {
@@ -25,6 +27,8 @@ pub struct Cells {
     pub slots: u64,
 }
 
+/// Numbers of cells along the axes, of this rank without its halo and of the whole box, and the
+/// fault word.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Space {
@@ -33,6 +37,8 @@ pub struct Space {
     pub fault: u64,
 }
 
+/// Moves the particles by one step, from one set of cells to the empty other one, and sets the
+/// lengths of the messages to 0. `kicks` are the changes of velocity of the slots of `from`.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Advance {
@@ -43,6 +49,9 @@ pub struct Advance {
     pub lengths: u64,
 }
 
+/// Copies the particles for the two neighbours along an axis to `out`, and adds their bytes to the
+/// two words at `lengths`. `own` is the number of cells along the axis, `stride` the distance of
+/// cells along it.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Pack {
@@ -54,6 +63,8 @@ pub struct Pack {
     pub stride: u32,
 }
 
+/// Adds the particles of the two messages at `into` to the cells; `results` are the result words of
+/// their receives.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Unpack {
@@ -63,6 +74,8 @@ pub struct Unpack {
     pub results: [u64; 2],
 }
 
+/// Computes the kicks of the particles, and adds them to the velocities if `kick` is 1. Adds the sums
+/// over the particles to `totals` unless it is 0, and sets the counts at `empty` to 0.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Force {
@@ -89,7 +102,7 @@ pub struct Kernels {
     force: Kernel,
 }
 
-/// The parameters of one of the kernels.
+/// The parameters of one of the kernels, which select it.
 pub trait Params: IntoBytes + Immutable {
     fn kernel(kernels: &Kernels) -> &Kernel;
 }

@@ -1,6 +1,7 @@
-//! Lost ranks. A rank that is lost blocks the streams of its neighbours, and these those of theirs.
-//! Every rank has a receive from each other rank and tests it during its waits. The receive fails
-//! if that rank dies, and gets a note if that rank has an error that names a third one. So the error
+//! Lost ranks. A rank that is lost blocks the streams of its neighbours, and these streams block
+//! those of their neighbours. Every rank has a receive from each other rank and tests it during its
+//! waits. The receive fails if that rank dies, and gets a note if that rank has an error that names
+//! a third one. So the error
 //! of every rank names the rank that was lost first. (A rank that is stopped, and does not die, is
 //! found by the time limits of its neighbours; others may then name a neighbour.)
 
@@ -94,6 +95,7 @@ impl<'a> Watch<'a> {
         // A rank that cannot be reached finds the loss by itself.
         let _ = mp::wait_all(&sends, SEND);
     }
+
     fn send(&self, to: u32, note: u32) -> Result<Request> {
         let memory = self.ctx.alloc(MemoryKind::Pinned, 4)?;
         memory.write_slice(0, &[note])?;

@@ -1,36 +1,20 @@
 //! particles on ranks as threads: every grid, eager and rendezvous messages, compared with the
 //! serial run.
 
-use std::time::Duration;
+#[path = "../../tests/shared/mod.rs"]
+mod shared;
 
-use mp::bootstrap::Local;
-use mp::gdsync::Gpu;
-use mp::{Builder, Context, Error, Kind};
+use mp::{Builder, Error, Kind};
 use particles::{Config, Grid, Outcome};
-
-const LIMIT: Duration = Duration::from_secs(60);
+use shared::{LIMIT, on_ranks};
 
 /// Runs `config` on its grid and returns the results of the ranks, in their order.
-fn on_ranks(
+fn run(
     ranks: u32,
     config: &Config,
     set: impl Fn(Builder) -> Builder + Sync,
 ) -> Vec<Result<Outcome, Error>> {
-    let rank = |bootstrap| {
-        let gpu = Gpu::soft().unwrap();
-        let builder = set(Context::builder().timeout(LIMIT));
-        let ctx = builder.bootstrap(bootstrap).gpu(&gpu).build().unwrap();
-        let result = particles::run(&ctx, config);
-        if result.is_ok() {
-            ctx.close(LIMIT).unwrap();
-        }
-        result
-    };
-    std::thread::scope(|scope| {
-        let start = |bootstrap| scope.spawn(|| rank(bootstrap));
-        let threads: Vec<_> = Local::ranks(ranks).into_iter().map(start).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
+    on_ranks(ranks, set, |ctx| particles::run(ctx, config))
 }
 
 /// The outcome of a run that equals the serial run in every bit.
@@ -41,7 +25,7 @@ fn play(grid: [u32; 3], config: &Config, eager: usize) -> Outcome {
         limit: LIMIT,
         ..config.clone()
     };
-    let outcomes = on_ranks(grid.product().unwrap(), &config, |b| b.eager_limit(eager));
+    let outcomes = run(grid.product().unwrap(), &config, |b| b.eager_limit(eager));
     let outcomes: Vec<Outcome> = outcomes.into_iter().map(|o| o.unwrap()).collect();
     let first = outcomes[0].clone();
     assert_eq!(first.failures(), [""; 0], "{grid}");
@@ -152,7 +136,7 @@ fn invalid_grids_cells_and_batches_are_refused() {
         Config { batch: 0, ..good },
     ];
     for config in &bad {
-        for result in on_ranks(2, config, |b| b) {
+        for result in run(2, config, |b| b) {
             assert_eq!(result.unwrap_err().kind(), Kind::Invalid, "{config:?}");
         }
     }

@@ -7,6 +7,8 @@
 #[path = "../../porting/halo.rs"]
 mod halo;
 
+use std::ops::Range;
+
 use anyhow::{Result, ensure};
 use clap::Parser;
 use halo::{LIMIT, Rank};
@@ -56,8 +58,8 @@ fn play(ctx: &Context, cli: &Cli) -> Result<()> {
         above: me.checked_sub(1).unwrap_or(NULL_RANK),
         below: Some(me + 1).filter(|r| *r < ranks).unwrap_or(NULL_RANK),
     };
-    let len = (rows + 2) * (width + 2);
-    let strip = || ctx.alloc(MemoryKind::Device, len * WORD);
+    let part = Part::of(me as usize, ranks as usize, width, rows);
+    let strip = || ctx.alloc(MemoryKind::Device, part.start.len() * WORD);
     let strips = [strip()?, strip()?];
     let halos = [
         rank.neighbourhood(&strips[0])?,
@@ -66,17 +68,9 @@ fn play(ctx: &Context, cli: &Cli) -> Result<()> {
     let time = ctx.alloc(MemoryKind::Device, WORD)?;
     let mut all = ctx.collectives(WORD)?;
 
-    // The strip of this rank, with its halo, before the first step and behind the last.
-    let whole = rows * ranks as usize;
-    let of_mine = me as usize * rows * (width + 2)..;
-    let (mut start, end) = (serial(width, whole, 0), serial(width, whole, STEPS as u64));
-    let (start, end) = (&mut start[of_mine.clone()][..len], &end[of_mine][..len]);
-    let own = (width + 2)..(len - width - 2);
-    start[..own.start].fill(0);
-    start[own.end..].fill(0);
     for version in 1..=4 {
-        strips[0].write_slice(0, start)?;
-        strips[1].write_slice(0, &vec![0_u64; len][..])?;
+        strips[0].write_slice(0, &part.start)?;
+        strips[1].write_slice(0, &vec![0_u64; part.start.len()][..])?;
         time.write_slice(0, &[0_u64])?;
         for n in 0..STEPS {
             let [from, to] = [&strips[n % 2], &strips[(n + 1) % 2]];
@@ -88,29 +82,47 @@ fn play(ctx: &Context, cli: &Cli) -> Result<()> {
                 _ => rank.exchange_with_neighbours(&halos[n % 2], &step)?,
             }
             // Stands for the kernel that computes the time: each rank allows another step.
+            let (kernels, time_at) = (&rank.kernels, time.region().addr());
             // SAFETY: as for the strips; the calls of the stream have one order.
-            unsafe {
-                rank.kernels
-                    .add(&rank.stream, time.region().addr(), 1, u64::from(me) + 1)?
-            };
+            unsafe { kernels.add(&rank.stream, time_at, 1, u64::from(me) + 1)? };
             match version {
                 4 => rank.reduce_on_stream(&mut all, &time)?,
                 _ => rank.reduce_by_cpu(&mut all, &time)?,
             }
         }
         ctx.synchronize(&rank.stream, LIMIT)?;
-        let (mut cells, mut now) = (vec![0_u64; len], [0_u64]);
+        let (mut cells, mut now) = (vec![0_u64; part.end.len()], [0_u64]);
         strips[STEPS % 2].read_slice(0, &mut cells)?;
         time.read_slice(0, &mut now)?;
-        ensure!(
-            cells[own.clone()] == end[own.clone()],
-            "version {version}: a cell differs"
-        );
-        ensure!(
-            now == [STEPS as u64],
-            "version {version}: the time is {now:?}"
-        );
+        let equal = cells[part.own.clone()] == part.end[part.own.clone()];
+        ensure!(equal, "version {version}: a cell differs");
+        let right = now == [STEPS as u64];
+        ensure!(right, "version {version}: the time is {now:?}");
     }
     println!("porting: rank {me} of {ranks}: 4 versions equal the serial run: ok");
     Ok(())
+}
+
+/// The strip of a rank with its halo, before the first step and behind the last of a serial run.
+struct Part {
+    start: Vec<u64>,
+    end: Vec<u64>,
+    /// The cells of the rank.
+    own: Range<usize>,
+}
+
+impl Part {
+    fn of(rank: usize, ranks: usize, width: usize, rows: usize) -> Part {
+        let (pitch, len) = (width + 2, (rows + 2) * (width + 2));
+        let strip = |steps: usize| {
+            let whole = serial(width, rows * ranks, steps as u64);
+            whole[rank * rows * pitch..][..len].to_vec()
+        };
+        let own = pitch..len - pitch;
+        let mut start = strip(0);
+        start[..own.start].fill(0);
+        start[own.end..].fill(0);
+        let end = strip(STEPS);
+        Part { start, end, own }
+    }
 }

@@ -9,7 +9,36 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
+use mp::bootstrap::Local;
+use mp::gdsync::Gpu;
+use mp::{Builder, Context};
+
+/// The limit of waits of ranks as threads.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Runs `body` on `ranks` ranks, which are threads with a software GPU each, and returns their
+/// results in the order of the ranks. `set` configures the contexts.
+pub fn on_ranks<T: Send>(
+    ranks: u32,
+    set: impl Fn(Builder) -> Builder + Sync,
+    body: impl Fn(&Context) -> T + Sync,
+) -> Vec<T> {
+    let rank = |bootstrap| {
+        let gpu = Gpu::soft().unwrap();
+        let builder = set(Context::builder().timeout(LIMIT));
+        let ctx = builder.bootstrap(bootstrap).gpu(&gpu).build().unwrap();
+        let result = body(&ctx);
+        ctx.close(LIMIT).unwrap();
+        result
+    };
+    std::thread::scope(|scope| {
+        let start = |bootstrap| scope.spawn(|| rank(bootstrap));
+        let threads: Vec<_> = Local::ranks(ranks).into_iter().map(start).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
 
 pub fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)

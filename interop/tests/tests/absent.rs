@@ -12,17 +12,17 @@ const EXAMPLES: [&str; 2] = ["cust_send", "cudarc_send"];
 fn absent_libcuda_is_reported_without_a_panic() {
     for name in EXAMPLES {
         let output = run(name, Path::new("/nowhere/libcuda.so.1"), &[]);
-        let said = String::from_utf8_lossy(&output.stdout);
-        let cried = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{name}: {said}{cried}");
-        assert!(said.starts_with("not run: no CUDA: "), "{name}: {said}");
-        assert!(cried.is_empty(), "{name}: {cried}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {stdout}{stderr}");
+        assert!(stdout.starts_with("not run: no CUDA: "), "{name}: {stdout}");
+        assert!(stderr.is_empty(), "{name}: {stderr}");
     }
     let output = run("cust_send", Path::new("/nowhere/libcuda.so.1"), &[]);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     // cust's own error names the file that was tried, and the reason of the failure.
-    assert!(said.contains("/nowhere/libcuda.so.1"), "{said}");
-    assert!(said.contains("No such file"), "{said}");
+    assert!(stdout.contains("/nowhere/libcuda.so.1"), "{stdout}");
+    assert!(stdout.contains("No such file"), "{stdout}");
 }
 
 #[test]
@@ -30,9 +30,12 @@ fn required_but_absent_library_is_a_failure() {
     for name in EXAMPLES {
         let env = [("GDS_REQUIRE", "soft,cuda")];
         let output = run(name, Path::new("/nowhere/libcuda.so.1"), &env);
-        let cried = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{name}: {cried}");
-        assert!(cried.contains("GDS_REQUIRE lists cuda"), "{name}: {cried}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{name}: {stderr}");
+        assert!(
+            stderr.contains("GDS_REQUIRE lists cuda"),
+            "{name}: {stderr}"
+        );
     }
 }
 
@@ -49,16 +52,16 @@ fn absent_libibverbs_is_reported_without_a_panic() {
         command.output().expect("an example starts")
     };
     let output = program(None);
-    let said = String::from_utf8_lossy(&output.stdout);
-    let cried = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}{cried}");
-    assert!(said.starts_with("not run: no RDMA: "), "{said}");
-    assert!(said.contains("shared library"), "{said}");
-    assert!(cried.is_empty(), "{cried}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stdout}{stderr}");
+    assert!(stdout.starts_with("not run: no RDMA: "), "{stdout}");
+    assert!(stdout.contains("shared library"), "{stdout}");
+    assert!(stderr.is_empty(), "{stderr}");
     let output = program(Some("soft,rdma"));
-    let cried = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{cried}");
-    assert!(cried.contains("GDS_REQUIRE lists rdma"), "{cried}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("GDS_REQUIRE lists rdma"), "{stderr}");
 }
 
 #[test]

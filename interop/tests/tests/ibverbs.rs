@@ -42,21 +42,21 @@ fn gdsync_opens_the_nic_that_ibverbs_selected() {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn messages_on_infiniband() {
     inside!(&[("VMLX5_DEVICES", "2")]);
-    talk(Provider::Mlx5);
+    exchange_over(Provider::Mlx5);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn messages_on_ethernet() {
     inside!(&[("VMLX5_DEVICES", "2"), ("VMLX5_LINK", "roce")]);
-    talk(Provider::Mlx5);
+    exchange_over(Provider::Mlx5);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn messages_with_doorbells_by_a_cpu_thread() {
     inside!(&[("VMLX5_DEVICES", "2"), ("GDS_PROVIDER", "verbs")]);
-    talk(Provider::Verbs);
+    exchange_over(Provider::Verbs);
 }
 
 /// Longer than a packet, and than the inline data of a completion entry.
@@ -70,7 +70,7 @@ fn pattern(round: usize) -> Vec<u8> {
 
 /// A program of `ibverbs` and streams of gdsync, on its NIC and on the other one, send messages to
 /// each other. The streams write and read the program's memory.
-fn talk(provider: Provider) {
+fn exchange_over(provider: Provider) {
     let gpu = Gpu::soft().unwrap();
     let nics = ibverbs::devices().unwrap();
     let context = nics.get(0).unwrap().open().unwrap();
@@ -207,11 +207,14 @@ fn ibverbs_example_runs_on_each_nic() {
     for nic in ["mlx5_1", "mlx5_0"] {
         let program = interop_tests::example("ibverbs_send");
         let output = Command::new(program).arg(nic).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        let cried = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}{cried}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stdout}{stderr}");
         let begin = "4096 bytes sent by ibverbs, received and sent back by a stream: mlx5";
-        assert!(said.starts_with(&format!("{begin} {nic}:1, ")), "{said}");
+        assert!(
+            stdout.starts_with(&format!("{begin} {nic}:1, ")),
+            "{stdout}"
+        );
     }
 }
 

@@ -79,11 +79,11 @@ fn streams_of_cust_and_cudarc_carry_messages() {
     for name in ["cust", "cudarc"] {
         let env = [("LD_LIBRARY_PATH", folder), ("GDS_REQUIRE", "cuda")];
         let output = run(&format!("{name}_send"), library, &env);
-        let said = String::from_utf8_lossy(&output.stdout);
-        let cried = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{name}: {said}{cried}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {stdout}{stderr}");
         let expected = format!("4096 bytes sent and received on a stream of {name}, on cuda");
-        assert!(said.starts_with(&expected), "{said}");
+        assert!(stdout.starts_with(&expected), "{stdout}");
     }
 }
 
@@ -95,10 +95,10 @@ fn inside(case: &str) {
         .env("LD_LIBRARY_PATH", library().parent().unwrap())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let cried = String::from_utf8_lossy(&output.stderr);
-    let passed = output.status.success() && said.contains("1 passed");
-    assert!(passed, "{}: {said}{cried}", output.status);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let passed = output.status.success() && stdout.contains("1 passed");
+    assert!(passed, "{}: {stdout}{stderr}", output.status);
 }
 
 #[test]

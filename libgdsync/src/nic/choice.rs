@@ -71,21 +71,21 @@ impl fmt::Display for Provider {
 
 /// The result of the first provider that works, in the order of `Auto`; `None`: only the virtual
 /// NIC remains. `attempt` returns with its error whether other providers would fail with it too,
-/// for example on an invalid setting. `said`: the environment or the program names a NIC or a
+/// for example on an invalid setting. `named`: the environment or the program names a NIC or a
 /// setting of its port, so the virtual NIC must not replace it. The errors of other providers are
 /// appended to `passed_over`.
 ///
 /// # Errors
 /// The error of an attempt after which no other provider is tried.
 pub fn first_that_works<T, E>(
-    said: bool,
+    named: bool,
     passed_over: &mut Vec<(Provider, E)>,
     mut attempt: impl FnMut(Provider) -> std::result::Result<T, (bool, E)>,
 ) -> std::result::Result<Option<T>, E> {
     for provider in [Provider::Mlx5, Provider::Verbs] {
         match attempt(provider) {
             Ok(works) => return Ok(Some(works)),
-            Err((everywhere, e)) if said && (everywhere || provider == Provider::Verbs) => {
+            Err((everywhere, e)) if named && (everywhere || provider == Provider::Verbs) => {
                 return Err(e);
             }
             Err((_, e)) => passed_over.push((provider, e)),
@@ -153,14 +153,14 @@ impl FromStr for NicChoice {
 
     /// # Errors
     /// `Invalid` unless the text is a name or a GUID, with or without a port.
-    fn from_str(said: &str) -> Result<NicChoice> {
+    fn from_str(text: &str) -> Result<NicChoice> {
         let wrong = || {
             let what =
-                format!("{said} does not name a NIC, or a NIC and a port; examples are {FORMS}");
+                format!("{text} does not name a NIC, or a NIC and a port; examples are {FORMS}");
             Error::new("choose NIC", Kind::Invalid, what)
         };
-        let (name, port) = match said.split_once(':') {
-            None => (said, None),
+        let (name, port) = match text.split_once(':') {
+            None => (text, None),
             Some((name, port)) => {
                 let port = port.parse().ok().filter(|port| *port > 0);
                 (name, Some(port.ok_or_else(wrong)?))
@@ -225,16 +225,16 @@ impl NicChoice {
 
     /// The NICs that the environment names; empty if it names none.
     pub(crate) fn from_env() -> Result<Vec<NicChoice>> {
-        std::env::var(NIC).map_or(Ok(Vec::new()), |said| NicChoice::list(&said))
+        std::env::var(NIC).map_or(Ok(Vec::new()), |names| NicChoice::list(&names))
     }
 
-    /// The NICs that [`NIC`] names by `said`: at least one.
+    /// The NICs that [`NIC`] names by `names`: at least one.
     #[doc(hidden)]
-    pub fn list(said: &str) -> Result<Vec<NicChoice>> {
-        let all: Result<Vec<NicChoice>> = said.split(',').map(str::parse).collect();
+    pub fn list(names: &str) -> Result<Vec<NicChoice>> {
+        let all: Result<Vec<NicChoice>> = names.split(',').map(str::parse).collect();
         all.map_err(|_| {
             let what = format!(
-                "{NIC}={said} does not name a NIC, a NIC and a port, or several with commas between \
+                "{NIC}={names} does not name a NIC, a NIC and a port, or several with commas between \
                  them; examples are {FORMS}"
             );
             Error::new("open device", Kind::Invalid, what)
@@ -281,9 +281,9 @@ mod tests {
     #[test]
     fn a_nic_is_named_with_its_port_or_without() {
         let guid = "0x0002c903002f1190";
-        for said in ["mlx5_0", "mlx5_1:2", "rxe0:255", guid, &format!("{guid}:1")] {
-            let nic: NicChoice = said.parse().unwrap();
-            assert_eq!(nic.to_string(), said);
+        for text in ["mlx5_0", "mlx5_1:2", "rxe0:255", guid, &format!("{guid}:1")] {
+            let nic: NicChoice = text.parse().unwrap();
+            assert_eq!(nic.to_string(), text);
         }
         let nic: NicChoice = "mlx5_1:2".parse().unwrap();
         assert_eq!(nic.device, NicName::Kernel("mlx5_1".to_owned()));

@@ -49,9 +49,9 @@ impl PathConfig {
 
 impl PathSettings {
     fn of(config: &PathConfig, env: impl Fn(&str) -> Option<String>) -> Result<PathSettings> {
-        let value = |name, said: Option<u32>, least, most| number(name, said, &env, least, most);
-        let byte = |name, said: Option<u8>, least, most| -> Result<Option<u8>> {
-            let value = value(name, said.map(u32::from), least, most)?;
+        let value = |name, set: Option<u32>, least, most| number(name, set, &env, least, most);
+        let byte = |name, set: Option<u8>, least, most| -> Result<Option<u8>> {
+            let value = value(name, set.map(u32::from), least, most)?;
             Ok(value.map(|value| value as u8))
         };
         let pkey = config.pkey.map(u32::from);
@@ -93,10 +93,10 @@ fn number(
     least: u32,
     most: u32,
 ) -> Result<Option<u32>> {
-    let said = match set {
+    let text = match set {
         Some(value) => value.to_string(),
         None => match env(name) {
-            Some(said) => said,
+            Some(text) => text,
             None => return Ok(None),
         },
     };
@@ -105,14 +105,14 @@ fn number(
         let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
         u32::from_str_radix(digits, radix).ok().filter(|_| plain)
     };
-    let value = match said.strip_prefix("0x") {
+    let value = match text.strip_prefix("0x") {
         Some(hex) => digits(hex, 16),
-        None => digits(&said, 10),
+        None => digits(&text, 10),
     };
     match value.filter(|value| (least..=most).contains(value)) {
         Some(value) => Ok(Some(value)),
         None => {
-            let what = format!("{name}={said} is not a valid number; the lowest value is {least}");
+            let what = format!("{name}={text} is not a valid number; the lowest value is {least}");
             Err(Error::new(CONFIGURE, Kind::Invalid, what).with_limit(most, "as the highest value"))
         }
     }
@@ -162,15 +162,15 @@ mod tests {
             ("GDS_RNR_RETRY", "7", vec!["8"]),
             ("GDS_RNR_TIMER", "31", vec!["32"]),
         ] {
-            let with = |said: &str| {
-                let env = |asked: &str| (asked == name).then(|| said.to_owned());
+            let with = |text: &str| {
+                let env = |asked: &str| (asked == name).then(|| text.to_owned());
                 PathSettings::of(&PathConfig::default(), env)
             };
             with(most).unwrap_or_else(|e| panic!("{e}"));
-            for said in wrong {
-                let e = with(said).unwrap_err();
+            for text in wrong {
+                let e = with(text).unwrap_err();
                 assert_eq!(e.kind(), Kind::Invalid, "{e}");
-                assert!(e.to_string().contains(&format!("{name}={said}")), "{e}");
+                assert!(e.to_string().contains(&format!("{name}={text}")), "{e}");
             }
         }
     }

@@ -154,9 +154,9 @@ fn nic(gpu: &Gpu, provider: Provider, named: Option<&NicChoice>) -> Result<Arc<d
 
 /// The first provider that works, and the reasons why others do not.
 fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<String>)> {
-    let said = named.is_some() || std::env::var_os(GID_INDEX).is_some();
+    let is_named = named.is_some() || std::env::var_os(GID_INDEX).is_some();
     let mut passed_over = Vec::new();
-    let found = first_that_works(said, &mut passed_over, |provider| {
+    let found = first_that_works(is_named, &mut passed_over, |provider| {
         let nic = nic(gpu, provider, named).map_err(|e| (e.kind() == Kind::Invalid, e))?;
         // Whatever the result of the trial: NIC and GPU were found by their names.
         tried(gpu, &nic).map_err(|e| (false, e))?;

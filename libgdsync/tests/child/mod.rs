@@ -35,12 +35,12 @@ pub fn is(variable: &str, name: &str) -> bool {
 pub fn run(variable: &str, name: &str, prepare: impl FnOnce(&mut Command)) {
     // Cargo does not set this folder for unit tests.
     let folder = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
-    let said = folder.join(format!(
+    let output = folder.join(format!(
         "{variable}-{}-{}",
         std::process::id(),
         name.replace("::", "-")
     ));
-    let file = std::fs::File::create(&said).unwrap();
+    let file = std::fs::File::create(&output).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", name, "--nocapture", "--include-ignored"])
@@ -61,8 +61,8 @@ pub fn run(variable: &str, name: &str, prepare: impl FnOnce(&mut Command)) {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    let text = std::fs::read_to_string(&said).unwrap_or_default();
-    std::fs::remove_file(&said).unwrap();
+    let text = std::fs::read_to_string(&output).unwrap_or_default();
+    std::fs::remove_file(&output).unwrap();
     // With a wrong name no test would run, and the failure would stay hidden.
     let passed = end == "exit status: 0" && text.contains("test result: ok. 1 passed");
     assert!(passed, "{name}: {end}\n{text}");

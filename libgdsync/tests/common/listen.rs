@@ -9,23 +9,24 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// The events of the libraries down to a level, in their order: `LEVEL message`.
 #[derive(Clone)]
-pub struct Told {
+pub struct Events {
     lines: Arc<Mutex<Vec<String>>>,
     least: Level,
 }
 
-impl Told {
+impl Events {
     /// Collects the events of code that runs with this subscriber.
-    pub fn down_to(least: Level) -> Told {
+    pub fn down_to(least: Level) -> Events {
         let lines = Arc::default();
-        Told { lines, least }
+        Events { lines, least }
     }
 
     /// Collects the events of this process from now on.
-    pub fn of_this_process(least: Level) -> Told {
-        let told = Told::down_to(least);
-        tracing::subscriber::set_global_default(told.clone()).expect("no other subscriber is set");
-        told
+    pub fn of_this_process(least: Level) -> Events {
+        let events = Events::down_to(least);
+        tracing::subscriber::set_global_default(events.clone())
+            .expect("no other subscriber is set");
+        events
     }
 
     pub fn lines(&self) -> Vec<String> {
@@ -43,7 +44,7 @@ impl Visit for Message<'_> {
     }
 }
 
-impl Subscriber for Told {
+impl Subscriber for Events {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         ["mp", "gdsync"].contains(&metadata.target()) && *metadata.level() <= self.least
     }

@@ -8,10 +8,10 @@
 //!
 //! # Why all survivors decide the same
 //! Sets only grow, and do not change after a decision. A rank ignores notes of ranks that it counts
-//! as lost. Suppose that two survivors decide different sets by the rule. Each has sent the other
-//! one's set before it decided its own, so each set contains the other one properly, which cannot
-//! be. A decision that is taken over comes from a rank that decided by the rule and that no rank of
-//! the chain counted as lost when it took the decision over; so the argument applies to that rank.
+//! as lost. Suppose that two survivors, A and B, decide by the rule. B has sent A's set before A
+//! decided it, so the set that B decides contains A's set. Equally A's set contains B's set, so the
+//! two are equal. A decision that a rank takes over was made by the rule, by a rank that none of
+//! the ranks which passed it on counted as lost; so the argument applies to that rank as well.
 //!
 //! A rank that lives and that another rank counts as lost is not a survivor: it receives a note
 //! with itself in the set, sends a last note that names itself alone, and its agreements fail.
@@ -58,7 +58,7 @@ pub(crate) struct Decision {
     pub value: u64,
 }
 
-/// What follows from one step.
+/// The result of one step.
 #[derive(Debug, Default)]
 pub(crate) struct Step {
     /// Notes for all other ranks, in order.
@@ -114,7 +114,7 @@ impl Agreement {
         self.changed = true;
     }
 
-    /// Does not count a rank as lost that has only given this rank up.
+    /// Counts a rank as not lost: it has given this rank up, and may be alive.
     pub fn spare(&mut self, rank: u32) {
         self.lost[rank as usize] = false;
     }
@@ -152,11 +152,11 @@ impl Agreement {
             .collect()
     }
 
-    /// Takes in a note of another rank. A decision is taken over at once.
+    /// Processes a note of another rank; [`Agreement::step`] continues with it.
     ///
     /// # Errors
     /// `Protocol` for ranks outside the job, and for an agreement that cannot have begun.
-    pub fn hear(&mut self, from: u32, note: Note) -> Result<()> {
+    pub fn receive(&mut self, from: u32, note: Note) -> Result<()> {
         let size = self.lost.len();
         if note.lost.iter().any(|rank| rank as usize >= size) {
             let what = format!("rank {from} named a lost rank outside the job of {size} ranks");

@@ -92,7 +92,7 @@ impl Job {
                 _ => {
                     let from = self.rng.usize(0..size);
                     if let Some(note) = self.wires[from][rank].pop_front() {
-                        self.ranks[rank].hear(from as u32, note).unwrap();
+                        self.ranks[rank].receive(from as u32, note).unwrap();
                     }
                 }
             }
@@ -195,8 +195,8 @@ fn a_decision_that_a_dead_rank_has_passed_on_is_taken_over() {
         value: 9,
         ..note(0, Stage::Decided, &[3])
     };
-    rank.hear(2, note(0, Stage::Complete, &[3])).unwrap();
-    rank.hear(1, decided.clone()).unwrap();
+    rank.receive(2, note(0, Stage::Complete, &[3])).unwrap();
+    rank.receive(1, decided.clone()).unwrap();
     assert_eq!(rank.step().notes, [decided]);
     let decision = Decision {
         lost: vec![3],
@@ -229,7 +229,7 @@ fn a_rank_that_others_gave_up_is_expelled_and_does_not_expel_them() {
     rank.spare(1); // rank 1 has given this rank up
     rank.call(0);
     assert_eq!(rank.step().notes, [note(0, Stage::Called, &[])]);
-    rank.hear(1, note(0, Stage::Called, &[0])).unwrap();
+    rank.receive(1, note(0, Stage::Called, &[0])).unwrap();
     assert_eq!(rank.expelled_by(), Some(1));
     assert!(!rank.is_open());
     assert_eq!(rank.step().notes, [note(0, Stage::Called, &[0])]);
@@ -238,7 +238,7 @@ fn a_rank_that_others_gave_up_is_expelled_and_does_not_expel_them() {
     let mut other = Agreement::new(2, 3);
     other.lose(1);
     other.call(0);
-    other.hear(0, note(0, Stage::Called, &[0])).unwrap();
+    other.receive(0, note(0, Stage::Called, &[0])).unwrap();
     assert_eq!(other.step().reported, [(0, 0)]);
     let alone = Decision {
         lost: vec![0, 1],
@@ -250,14 +250,14 @@ fn a_rank_that_others_gave_up_is_expelled_and_does_not_expel_them() {
 #[test]
 fn absent_ranks_are_named_and_the_first_value_counts() {
     let mut rank = Agreement::new(1, 3);
-    rank.hear(0, note(0, Stage::Called, &[])).unwrap();
+    rank.receive(0, note(0, Stage::Called, &[])).unwrap();
     assert!(rank.is_asked());
     rank.call(4);
     rank.step();
     assert!(!rank.is_asked());
     assert_eq!(rank.absent().collect::<Vec<_>>(), [2]);
     assert_eq!(rank.call(5), 0);
-    rank.hear(2, note(0, Stage::Called, &[])).unwrap();
+    rank.receive(2, note(0, Stage::Called, &[])).unwrap();
     assert_eq!(
         rank.step().notes,
         [Note {
@@ -275,12 +275,12 @@ fn notes_that_cannot_be_are_refused() {
         note(0, Stage::Decided, &[]),
         note(0, Stage::Called, &[3]),
     ] {
-        let e = rank.hear(1, bad).unwrap_err();
+        let e = rank.receive(1, bad).unwrap_err();
         assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(1)), "{e}");
     }
     // A lost rank is not listened to.
     rank.lose(2);
-    rank.hear(2, note(5, Stage::Called, &[])).unwrap();
+    rank.receive(2, note(5, Stage::Called, &[])).unwrap();
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn a_rank_that_names_itself_again_and_again_takes_no_more_memory() {
             value,
             lost,
         };
-        rank.hear(1, note).unwrap();
+        rank.receive(1, note).unwrap();
         rank.step();
     }
     assert_eq!(rank.leaving, [1]);

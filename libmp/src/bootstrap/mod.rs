@@ -185,8 +185,7 @@ fn fits(rank: u32, size: u32) -> Result<()> {
         return Err(error.with_limit(wire::MAX_RANKS, "ranks"));
     }
     if rank >= size {
-        let what = format!("rank {rank} is not in the job of {size} ranks");
-        return Err(Error::new(JOIN, Kind::Invalid, what).with_rank(rank));
+        return Err(Error::outside_job(JOIN, rank, size));
     }
     Ok(())
 }
@@ -194,8 +193,7 @@ fn fits(rank: u32, size: u32) -> Result<()> {
 /// Fails if the job has no rank `to`, or if the message is too long.
 fn check(size: u32, to: u32, message: &[u8]) -> Result<()> {
     if to >= size {
-        let what = format!("rank {to} is not in the job of {size} ranks");
-        return Err(Error::new(SEND, Kind::Invalid, what).with_rank(to));
+        return Err(Error::outside_job(SEND, to, size));
     }
     if message.len() > MAX_MESSAGE {
         let what = format!("a control message of {} bytes is too long", message.len());

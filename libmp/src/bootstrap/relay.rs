@@ -257,7 +257,7 @@ impl Relay {
                     "its protocol has version {version}, and the protocol of the store has \
                      version {VERSION}"
                 );
-                // The store's own greeting tells the rank both versions.
+                // The store's own greeting has its version; the rank compares.
                 self.send(id, &Frame::Foreign { version: VERSION });
                 self.refuse(now, id, &why);
                 Ok(())
@@ -454,7 +454,7 @@ mod tests {
         assert!(relay.phase(rank).is_some());
     }
 
-    fn said(relay: &mut Relay, id: Id) -> String {
+    fn sent(relay: &mut Relay, id: Id) -> String {
         let bytes = relay.output(id).map(|output| output.pending().to_vec());
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     }
@@ -488,11 +488,11 @@ mod tests {
         let here = [127, 0, 0, 1].into();
         let [much, nothing] = [(); 2].map(|()| relay.connect(Duration::ZERO, here, [0; 32]).0);
         relay.input(Duration::ZERO, much, &(MAX_GREETING as u32).to_le_bytes());
-        assert!(said(&mut relay, much).contains("too long"));
+        assert!(sent(&mut relay, much).contains("too long"));
         relay.tick(GREETING_LIMIT - Duration::from_nanos(1));
-        assert_eq!(said(&mut relay, nothing), "");
+        assert_eq!(sent(&mut relay, nothing), "");
         relay.tick(GREETING_LIMIT);
-        assert!(said(&mut relay, nothing).contains("did not arrive in time"));
+        assert!(sent(&mut relay, nothing).contains("did not arrive in time"));
         // It is closed even if it does not read the refusal.
         assert!(!relay.finished(GREETING_LIMIT, nothing));
         assert!(relay.finished(2 * GREETING_LIMIT, nothing));
@@ -503,8 +503,8 @@ mod tests {
         let mut relay = relay(3);
         let ids = [0, 1].map(|rank| take_slot(&mut relay, rank, 3));
         say(&mut relay, ids[0], &message(1));
-        assert!(said(&mut relay, ids[0]).contains("out of turn"));
-        assert!(!said(&mut relay, ids[1]).contains("early"));
+        assert!(sent(&mut relay, ids[0]).contains("out of turn"));
+        assert!(!sent(&mut relay, ids[1]).contains("early"));
         assert_eq!(relay.missing(), [0, 2]);
     }
 

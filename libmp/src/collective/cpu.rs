@@ -8,13 +8,13 @@ use zerocopy::IntoBytes;
 
 use super::job::Job;
 use super::op::{Number, Op};
-use super::team::Crew;
+use super::team::TeamHandle;
 use crate::error::{Error, Kind, Result, time};
 use crate::plan::Plan;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{On, State, join};
 
-impl Crew {
+impl TeamHandle {
     /// Makes a call: puts the contributions `data` and waits, at most `limit`, for all ranks.
     /// Returns its number; the caller takes the contributions of the ranks from their slots, and
     /// then ends the call.
@@ -45,7 +45,7 @@ impl Crew {
         }
     }
 
-    /// Ends a call of the CPU, whose slots are read.
+    /// Ends a call of the CPU, after its slots were read.
     pub fn end(&mut self, number: u64) -> Result<()> {
         self.team.passed.store(number)?;
         (self.last, self.stream) = (number, None);
@@ -101,7 +101,7 @@ impl Crew {
         }
     }
 
-    /// The error of a call for which the stream of the last call is late.
+    /// The error of a call that has waited for the stream of the last call until its limit.
     #[cold]
     fn stream_is_late(
         &self,
@@ -140,22 +140,14 @@ impl Crew {
     /// Waits until all ranks have joined the call, or the team has failed. At the deadline the team
     /// fails.
     fn wait(&self, engine: &Engine, number: u64, start: Time, limit: Duration) {
-        /// Number of checks between two rounds of the background work.
-        const EVERY: u32 = 32;
-        let team = &self.team;
-        let mut looks = 0;
+        let (team, mut checks) = (&self.team, 0);
         engine.wait(start + limit, &mut || {
             if team.absent(number).next().is_none() {
                 return true;
             }
-            looks += 1;
-            if looks % EVERY == 0 {
-                engine.progress();
-            } else {
-                engine.push_all();
-            }
+            let round = engine.work(&mut checks);
             let state = &mut *engine.lock();
-            if looks % EVERY == 0 {
+            if round {
                 engine.probe_absent(state, team, number, start);
             }
             let mut lost = team.absent(number);

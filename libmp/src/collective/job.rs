@@ -128,7 +128,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Whether each rank has another contribution for each.
+    /// Whether each rank has another contribution for each other rank.
     pub fn is_personal(&self) -> bool {
         matches!(self.call, Call::AllToAll | Call::AllToAllV)
     }
@@ -160,7 +160,7 @@ impl<'a> Job<'a> {
         [sent as u64, received as u64]
     }
 
-    /// The bytes of all contributions of rank `me`, as its application has them.
+    /// The bytes of all contributions of rank `me`, in the memory of its application.
     pub fn sent(&self, me: u32, ranks: u32) -> usize {
         match (self.call, self.varied) {
             (_, Some([sends, _])) => sends.iter().sum(),
@@ -179,7 +179,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The bytes that `rank` contributes to the result of this rank, where each contributes.
+    /// The bytes that `rank` contributes to the result of this rank, in calls to which all ranks
+    /// contribute.
     pub fn from(&self, rank: u32) -> usize {
         self.varied
             .map_or(self.len, |[_, receives]| receives[rank as usize])

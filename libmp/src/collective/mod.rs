@@ -7,15 +7,15 @@
 //! `two_sided::team`.
 //!
 //! # A call
-//! The calls of a team are numbered, 1 more than the setting `Builder::start` (its lowest 32 bits)
-//! first. In call `n` each rank puts its contribution into its *slot* at every other rank, and then its *word*
-//! (`wire::collective`), which has `n` and what was called. Then it waits for the words of all other
-//! ranks, compares them with its own, and copies or combines the contributions. So every call,
-//! a broadcast as well, is also a barrier.
+//! The calls of a team are numbered. The first number is 1 more than the lowest 32 bits of the
+//! setting `Builder::start`. In call `n` each rank puts its contribution into its *slot* at every
+//! other rank, and then its *word* (`wire::collective`), which has `n` and the kind of the call.
+//! Then it waits for the words of all other ranks, compares them with its own, and copies or
+//! combines the contributions. So every call, also a broadcast, is a barrier.
 //!
 //! # Why slots can be used again
-//! A rank has words and slots for two calls: call `n` uses those of parity `n % 2`. No rank tells
-//! that its slots are free; the order of the calls implies it:
+//! A rank has words and slots for two calls: call `n` uses those of parity `n % 2`. No message
+//! reports that slots are free; the order of the calls implies it:
 //!
 //! 1. A rank starts call `n + 1` only when its call `n` has ended: its slots of call `n` are read.
 //!    The calls of one rank have one order: `&mut self`, and the CPU and other streams wait for the
@@ -24,13 +24,13 @@
 //!    the word `n + 1` of every rank `r`.
 //! 3. Rank `r` stores this word in its call `n + 1`, so, by 1, when its call `n` has ended.
 //!
-//! Hence when `s` writes into the slots and words of call `n + 2` at `r`, which are those of call
-//! `n`, rank `r` reads them no more. Equally, the memory from which `r` has put in call `n` may be
-//! written in its call `n + 2`: `r` has then the words `n + 1` of all ranks, which they stored when
-//! their call `n` had ended, after they had the contribution of `r`. So no call waits for a
-//! completion of its puts. The same order shows that words of two successive calls suffice to find
-//! a rank that has called something else: the word of call `n` is compared before any rank can
-//! store that of call `n + 2`.
+//! Hence, when `s` writes into the slots and words of call `n + 2` at `r`, which are those of call
+//! `n`, rank `r` has read them. Equally, `r` may write in call `n + 2` the memory from which it has
+//! put in call `n`: it then has the words `n + 1` of all ranks, and each rank stored its word when
+//! its call `n` had ended, so with the contribution of `r`. So no call waits for the completion of
+//! its puts. The same order shows that words for two successive calls suffice to find a rank that
+//! has made another call: the word of call `n` is compared before any rank can store that of call
+//! `n + 2`.
 //!
 //! # The same result everywhere
 //! An all-reduce gathers the contributions and combines them in the order of the ranks, on each
@@ -40,9 +40,9 @@
 //!
 //! # Failures
 //! The first failure of a call ends the team on this rank, and a control message ends it on the
-//! others ([`Control::Broken`](crate::wire::control::Control)), so a rank that has the contributions
-//! of all does not wait for one that has not. Streams that wait for words are released: the library
-//! stores words that no rank stores, and the kernel copies nothing.
+//! others ([`Control::Broken`](crate::wire::control::Control)), so no rank waits for a rank whose
+//! call has failed. Streams that wait for words are released: the library
+//! stores values that no rank stores, and the kernel then copies nothing.
 
 mod cpu;
 mod job;
@@ -54,4 +54,4 @@ pub use op::{Number, Op};
 
 pub(crate) use job::Job;
 pub(crate) use stream::Buffers;
-pub(crate) use team::Crew;
+pub(crate) use team::TeamHandle;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use gdsync::Stream;
 
 use super::job::Job;
-use super::team::{Crew, others};
-use crate::error::{Error, Kind, Result};
+use super::team::{TeamHandle, others};
+use crate::error::Result;
 use crate::kernels::{Collect, Kernels, LENS, Shape};
 use crate::region::Slice;
 use crate::request::collective::{Collection, awaited, parity};
@@ -26,8 +26,9 @@ pub(crate) struct Buffers<'a> {
     pub into: Option<&'a Slice>,
 }
 
-impl Crew {
-    /// Enqueues a call on a stream: all of it, or, after an error, nothing that others can observe.
+impl TeamHandle {
+    /// Enqueues a call on a stream: all of it, or, after an error, nothing that another rank can
+    /// observe.
     pub fn call_on(
         &mut self,
         engine: &Engine,
@@ -40,12 +41,8 @@ impl Crew {
         on.check(&engine.gpu, job.name())?;
         let kernels = engine.kernels(job.name())?;
         for slice in [buffers.from, buffers.into].into_iter().flatten() {
-            if !engine.paths.knows(slice.memory().keys()) {
-                let what = format!(
-                    "{slice:?} is registered by another context; use memory of this context"
-                );
-                return Err(Error::new(job.name(), Kind::Invalid, what));
-            }
+            let paths = &engine.paths;
+            paths.check(job.name(), slice.memory().keys(), slice)?;
         }
         self.open(engine, job, &on, number)?;
         let posted = engine.with_room(|| {
@@ -104,7 +101,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Makes the stream wait for the stream of the last call, if it is another one.
+    /// Makes the stream wait for the stream of the last call, if that is another one.
     fn follow(&self, state: &mut State, stream: &Stream) -> Result<()> {
         let other = self.stream.is_some_and(|last| last != stream.id());
         if !other || self.team.has_passed(self.last) {
@@ -117,8 +114,8 @@ impl Crew {
         posted.map_err(|refusal| refusal.error)
     }
 
-    /// Copies the contributions to where they are put from. Nothing reads them but this call, so the
-    /// copy does no harm if the call is refused.
+    /// Copies the contributions to the memory from which they are put. Only this call reads it, so
+    /// the copy needs no undoing if the call is refused.
     fn copy(
         &self,
         job: &Job<'_>,

@@ -1,4 +1,5 @@
-//! [`Crew`]: the memory of the ranks of a team, and what a rank needs to post a call.
+//! [`TeamHandle`]: the handle's part of a team, with the layout of the memory, and the puts of a
+//! call.
 
 use std::mem;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::plan::{At, Plan, Refusal};
 use crate::region::Memory;
 use crate::request::collective::{Team, TeamFailure, parity};
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State, Target, closed};
+use crate::two_sided::{On, State, Target, not_connected};
 use crate::window::Targets;
 use crate::wire::collective::MOST_LEN;
 
@@ -60,7 +61,7 @@ impl Layout {
         slots + (parity * self.ranks + rank as usize) * self.room
     }
 
-    /// The offset of the contributions of this rank, if each rank has another one.
+    /// The offset of the contributions of this rank, if it has another one for each rank.
     pub fn personal(&self, parity: usize) -> usize {
         self.slot(2 + parity, 0)
     }
@@ -70,8 +71,8 @@ impl Layout {
     }
 }
 
-/// A team, as its handle has it.
-pub(crate) struct Crew {
+/// The handle's part of a team: what this rank needs to post its next call.
+pub(crate) struct TeamHandle {
     pub team: Arc<Team>,
     pub(super) targets: Targets,
     pub(super) layout: Layout,
@@ -85,9 +86,9 @@ pub(crate) struct Crew {
     pub(super) lanes: Vec<u8>,
 }
 
-impl Crew {
+impl TeamHandle {
     /// Makes the team with all ranks. A contribution has at most `most` bytes.
-    pub fn new(engine: &Engine, most: usize) -> Result<Crew> {
+    pub fn new(engine: &Engine, most: usize) -> Result<TeamHandle> {
         let (me, size) = (engine.rank, engine.size);
         // No team lives for 2^64 calls: only the numbers in the words wrap.
         let start = u64::from(engine.config.start as u32);
@@ -127,7 +128,7 @@ impl Crew {
         }
         let team =
             team.ok_or_else(|| Error::new(MAKE, Kind::Closed, "the object has no number"))?;
-        Ok(Crew {
+        Ok(TeamHandle {
             team,
             targets,
             layout,
@@ -211,7 +212,7 @@ impl Crew {
         }
     }
 
-    /// Makes the team fail after only a part of a call was posted.
+    /// Fails the team after only a part of a call was posted.
     #[cold]
     fn torn(&self, engine: &Engine, state: &mut State, number: u64, e: &Error) {
         let failure = TeamFailure {
@@ -269,7 +270,7 @@ impl Crew {
         }
         for rank in others(engine) {
             let lane = self.lanes[rank as usize];
-            let none = || closed(format!("rank {rank} is not connected"), rank);
+            let none = || not_connected(job.name(), rank);
             let peer = state.peers.get_mut(rank).ok_or_else(none)?;
             if !peer.can_post(lane, Target::Lanes) {
                 return Err(peer.error(job.name()));

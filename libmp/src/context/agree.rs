@@ -1,4 +1,4 @@
-//! [`Context::agree`]: which ranks are lost, the same answer at all survivors.
+//! [`Context::agree`]: the set of lost ranks, the same at all survivors.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::error::Result;
 pub struct Agreed {
     /// The lost ranks, ascending; those of earlier agreements included.
     pub lost: Vec<u32>,
-    /// The greatest value that a rank that is not lost has passed.
+    /// The greatest of the values that the surviving ranks passed to the call.
     pub value: u64,
 }
 
@@ -69,7 +69,7 @@ impl Context {
     ///   others. So does every later call.
     /// - `BootstrapLost` if the other ranks cannot be reached.
     pub fn agree(&self, value: u64, limit: Duration) -> Result<Agreed> {
-        let _call = self.seen(c"agree", None, None);
+        let _call = self.observe(c"agree", None, None);
         let Decision { lost, value } = self.engine().agree(value, limit)?;
         Ok(Agreed { lost, value })
     }

@@ -93,7 +93,7 @@ impl Builder {
 
     /// Sets the depth: the number of messages of one peer and tag that may be in flight, a power of
     /// two from 2 to 1024. The sender of one more message waits until the receiver has taken one
-    /// (backpressure). The same number of receives may be posted for which neither a stream nor a
+    /// (back-pressure). The same number of receives may be posted for which neither a stream nor a
     /// call waits yet. Default 16.
     #[must_use]
     pub fn depth(mut self, slots: u32) -> Builder {
@@ -170,11 +170,12 @@ impl Builder {
         self
     }
 
-    /// Sets the file of the timeline: what the CPU called, what each stream was given, and when each
-    /// stream passed it, as trace events in JSON, which Perfetto (<https://ui.perfetto.dev>) opens.
-    /// Each rank writes a file: `trace.json` becomes `trace.0.json`, `trace.1.json` and so on, with
-    /// the [`name`](Builder::name) before the rank if it is not `mp`. The n-th context of a name
-    /// replaces the file of the one before. Default: `MP_TRACE`; without both, no timeline.
+    /// Sets the file of the timeline: the calls of the CPU, the submissions of each stream, and
+    /// when the stream passed them. They are trace events in JSON, which Perfetto
+    /// (<https://ui.perfetto.dev>) opens. Each rank writes a file: `trace.json` becomes
+    /// `trace.0.json`, `trace.1.json` and so on, with the [`name`](Builder::name) before the rank
+    /// if it is not `mp`. The n-th context of a name replaces the file of the one before. Default:
+    /// `MP_TRACE`; without both, no timeline.
     ///
     /// The file has its content after [`Context::close`], or when the last handle on the context is
     /// dropped. While a GPU has a timeline, each submission on its streams costs one more (a stamp),

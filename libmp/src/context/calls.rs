@@ -31,7 +31,10 @@ impl Context {
     ///   for room first.
     /// - Errors of gdsync, for instance if no memory is available.
     pub fn prepare_send(&self, send: &SendOp<'_>) -> Result<Request> {
-        let _call = self.engine().seen.call(c"prepare_send", || send.facts());
+        let _call = self
+            .engine()
+            .observers
+            .call(c"prepare_send", || send.facts());
         Ok(Request::new(self, self.engine().send(send, false)?))
     }
 
@@ -46,7 +49,10 @@ impl Context {
     /// tag is unmatched. After the rank was given up, an eager message that arrived before can still
     /// be received; otherwise `PeerFailed`.
     pub fn prepare_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
-        let _call = self.engine().seen.call(c"prepare_recv", || recv.facts());
+        let _call = self
+            .engine()
+            .observers
+            .call(c"prepare_recv", || recv.facts());
         Ok(Request::new(self, self.engine().recv(recv, false)?))
     }
 
@@ -57,7 +63,7 @@ impl Context {
     /// As [`Context::prepare_send`] and [`Request::post`].
     pub fn post_send(&self, send: &SendOp<'_>) -> Result<Request> {
         let name = send.on.call(c"isend", c"isend_on");
-        let _call = self.engine().seen.call(name, || send.facts());
+        let _call = self.engine().observers.call(name, || send.facts());
         Ok(Request::new(self, self.engine().send(send, true)?))
     }
 
@@ -68,7 +74,7 @@ impl Context {
     /// As [`Context::prepare_recv`] and [`Request::post`].
     pub fn post_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
         let name = recv.on.call(c"irecv", c"irecv_on");
-        let _call = self.engine().seen.call(name, || recv.facts());
+        let _call = self.engine().observers.call(name, || recv.facts());
         Ok(Request::new(self, self.engine().recv(recv, true)?))
     }
 
@@ -277,7 +283,7 @@ impl Context {
     /// `Busy` for a request that is named twice; `Invalid` for requests of another context, and for
     /// more requests than the stream can hold submissions for.
     pub fn post_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
-        let _call = self.seen(c"post_all_on", None, Some(stream));
+        let _call = self.observe(c"post_all_on", None, Some(stream));
         let keys = self.keys(requests)?;
         self.engine().post_all_on(keys, stream)
     }
@@ -292,7 +298,7 @@ impl Context {
     /// them. `Invalid` for requests of another context, and for more requests than the stream can
     /// hold submissions for.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
-        let _call = self.seen(c"wait_all_on", None, Some(stream));
+        let _call = self.observe(c"wait_all_on", None, Some(stream));
         let keys = self.keys(requests)?;
         self.engine().wait_all_on(keys, stream)
     }

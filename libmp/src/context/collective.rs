@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::Context;
 use crate::collective::op::{Number, Op};
-use crate::collective::{Buffers, Crew, Job};
+use crate::collective::{Buffers, Job, TeamHandle};
 use crate::error::{Error, Kind, Result};
 use crate::region::Slice;
 use crate::wire::collective::Call;
@@ -18,7 +18,7 @@ use crate::wire::collective::Call;
 ///
 /// [`Context::collectives`] makes it on all ranks. The CPU makes a call and waits for it, or a
 /// stream makes it (`_on`), behind its earlier work and before its later work. Ranks may mix the two
-/// forms: the CPU of one rank meets the stream of another.
+/// forms: in one call, some ranks may use the CPU and others a stream.
 ///
 /// ```
 /// use std::time::Duration;
@@ -65,14 +65,14 @@ use crate::wire::collective::Call;
 ///
 /// # Results
 /// An all-reduce combines the contributions in the order of the ranks. Its result has the same bits
-/// on all ranks, also for floating-point numbers, and whether a rank uses the CPU or a stream. A
-/// result that is NaN has one value.
+/// on all ranks, also for floating-point numbers, and whether a rank uses the CPU or a stream. All
+/// results that are NaN have the same bits.
 ///
 /// # Memory and cost
-/// Each rank puts its contribution to every other rank: one step, for jobs of up to about 64 ranks.
-/// An object has pinned memory of `4 * ranks * max_bytes` bytes. A stream's call is a copy, one list
-/// of puts and waits, and one kernel, whatever the number of ranks. The first call of the CPU, and
-/// the first of a stream, opens connections as [`Context::prepare_send`] does.
+/// Each rank puts its contribution to every other rank, in one step: the calls are for jobs of up
+/// to about 64 ranks. An object has pinned memory of `4 * ranks * max_bytes` bytes. A stream's call
+/// is a copy, one list of puts and waits, and one kernel, whatever the number of ranks. The first
+/// call of the CPU, and the first of a stream, opens connections as [`Context::prepare_send`] does.
 ///
 /// # Failures
 /// If a call fails after its arguments were accepted, the object fails on all ranks: their current
@@ -91,12 +91,12 @@ use crate::wire::collective::Call;
 /// rank is given up. The memory of an object that has failed is kept until its context is dropped.
 pub struct Collectives {
     context: Context,
-    crew: Crew,
+    handle: TeamHandle,
 }
 
 impl fmt::Debug for Collectives {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.crew.team.fmt(f)
+        self.handle.team.fmt(f)
     }
 }
 
@@ -117,7 +117,7 @@ impl Context {
     pub fn collectives(&self, max_bytes: usize) -> Result<Collectives> {
         Ok(Collectives {
             context: self.clone(),
-            crew: Crew::new(self.engine(), max_bytes)?,
+            handle: TeamHandle::new(self.engine(), max_bytes)?,
         })
     }
 }
@@ -125,7 +125,7 @@ impl Context {
 impl Collectives {
     /// The greatest length of a contribution in bytes.
     pub fn max_bytes(&self) -> usize {
-        self.crew.most
+        self.handle.most
     }
 
     /// Waits on the CPU, at most `limit`, until all ranks have called it. No memory is ordered with
@@ -158,8 +158,8 @@ impl Collectives {
         let job = Job::new(Call::Broadcast { root }, size_of_val(data));
         match root == self.context.rank() {
             true => self.call(&job, data.as_bytes(), limit, |_, _| Ok(())),
-            false => self.call(&job, &[], limit, |crew, number| {
-                crew.read(&job, number, root, data.as_mut_bytes())
+            false => self.call(&job, &[], limit, |handle, number| {
+                handle.read(&job, number, root, data.as_mut_bytes())
             }),
         }
     }
@@ -198,8 +198,8 @@ impl Collectives {
     }
 
     /// As [`all_to_all`](Collectives::all_to_all), with parts of any length: the part for rank `r`
-    /// has `sends[r]` elements, and that of rank `r` in `into` has `receives[r]`. `sends[r]` here
-    /// is `receives` of this rank at rank `r`.
+    /// has `sends[r]` elements, and that of rank `r` in `into` has `receives[r]`. `sends[r]` of
+    /// this rank equals the element of `receives` for this rank at rank `r`.
     ///
     /// # Errors
     /// As [`all_to_all`](Collectives::all_to_all); `Protocol` if a rank sends another length than
@@ -232,11 +232,11 @@ impl Collectives {
         let job = Job::reduce::<T>(op, size_of_val(data))?;
         let engine = self.context.engine();
         let _call = engine
-            .seen
+            .observers
             .call(job.call_name(false), || job.facts(engine, None));
-        let number = self.crew.call(engine, &job, data.as_bytes(), limit)?;
-        self.crew.reduce(&job, number, op, data)?;
-        self.crew.end(number)
+        let number = self.handle.call(engine, &job, data.as_bytes(), limit)?;
+        self.handle.reduce(&job, number, op, data)?;
+        self.handle.end(number)
     }
 
     /// Enqueues a [`barrier`](Collectives::barrier) on `stream`: later work of the stream runs when
@@ -345,15 +345,15 @@ impl Collectives {
         job: &Job<'_>,
         data: &[u8],
         limit: Duration,
-        take: impl FnOnce(&Crew, u64) -> Result<()>,
+        take: impl FnOnce(&TeamHandle, u64) -> Result<()>,
     ) -> Result<()> {
         let engine = self.context.engine();
         let _call = engine
-            .seen
+            .observers
             .call(job.call_name(false), || job.facts(engine, None));
-        let number = self.crew.call(engine, job, data, limit)?;
-        take(&self.crew, number)?;
-        self.crew.end(number)
+        let number = self.handle.call(engine, job, data, limit)?;
+        take(&self.handle, number)?;
+        self.handle.end(number)
     }
 
     /// Makes a call of the CPU whose result has the contributions of all ranks, one after the other.
@@ -365,14 +365,14 @@ impl Collectives {
         limit: Duration,
     ) -> Result<()> {
         self.check_lens(job, from.len(), into.len())?;
-        self.call(job, from, limit, |crew, number| {
+        self.call(job, from, limit, |handle, number| {
             let mut rest = into;
             for rank in 0.. {
                 if rest.is_empty() {
                     return Ok(());
                 }
                 let (part, behind) = rest.split_at_mut(job.from(rank));
-                crew.read(job, number, rank, part)?;
+                handle.read(job, number, rank, part)?;
                 rest = behind;
             }
             Ok(())
@@ -391,10 +391,10 @@ impl Collectives {
         }
         let engine = self.context.engine();
         let _call = engine
-            .seen
+            .observers
             .call(job.call_name(true), || job.facts(engine, Some(stream)));
         let buffers = Buffers { from, into };
-        self.crew.call_on(engine, job, stream, buffers)
+        self.handle.call_on(engine, job, stream, buffers)
     }
 
     /// Checks the lengths of what this rank sends and receives in one call.
@@ -403,7 +403,7 @@ impl Collectives {
     /// `Invalid`.
     fn check_lens(&self, job: &Job<'_>, from: usize, into: usize) -> Result<()> {
         let (me, ranks) = (self.context.rank(), self.context.size());
-        job.check(me, ranks, self.crew.most)?;
+        job.check(me, ranks, self.handle.most)?;
         for (len, due, what) in [
             (from, job.sent(me, ranks), "contributions"),
             (into, job.received(ranks), "result"),

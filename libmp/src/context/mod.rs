@@ -108,7 +108,7 @@ impl Drop for Handle {
             self.engine.host().detach(machine);
         }
         self.engine.abandon();
-        self.engine.seen.write();
+        self.engine.observers.write();
         self.engine.bootstrap.forget(self.engine.topic);
     }
 }
@@ -172,13 +172,13 @@ impl Context {
 
     /// Observes a call about a rank or on a stream until the result is dropped.
     #[inline]
-    fn seen(
+    fn observe(
         &self,
         name: &'static CStr,
         peer: Option<u32>,
         stream: Option<&Stream>,
     ) -> Option<impl Drop> {
-        self.engine().seen.call(name, || Facts {
+        self.engine().observers.call(name, || Facts {
             peer,
             stream: stream.map(Stream::id),
             ..Facts::default()
@@ -409,7 +409,7 @@ impl Context {
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     /// - Those of [`Stream::synchronize`](gdsync::Stream::synchronize).
     pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
-        let _call = self.seen(c"synchronize", None, Some(stream));
+        let _call = self.observe(c"synchronize", None, Some(stream));
         self.engine().synchronize(stream, limit)
     }
 
@@ -425,7 +425,7 @@ impl Context {
     ///   sends continue, and the call may be repeated.
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     pub fn flush(&self, limit: Duration) -> Result<()> {
-        let _call = self.seen(c"flush", None, None);
+        let _call = self.observe(c"flush", None, None);
         self.engine().flush(limit)
     }
 
@@ -484,10 +484,10 @@ impl Context {
         const OPERATION: &str = "close context";
         let engine = self.engine();
         let closed = {
-            let _call = engine.seen.call(c"close", Facts::default);
+            let _call = engine.observers.call(c"close", Facts::default);
             engine.close(limit)
         };
-        engine.seen.write();
+        engine.observers.write();
         let first = engine.first_error(OPERATION, None, closed.is_ok());
         match (closed, first) {
             (Ok(()), None) => Ok(()),

@@ -17,8 +17,9 @@ use crate::neighbourhood::{Exchange, Neighbour};
 ///
 /// [`Context::neighbourhood`] builds it. Memory, addresses and keys are fixed then; a step of the
 /// exchange allocates nothing and exchanges no addresses. Each step has three calls, in this order:
-/// - [`ready_on`](Neighbourhood::ready_on): the neighbours may write the data of this step here.
-/// - [`send_on`](Neighbourhood::send_on): waits until all neighbours have given ready, and sends.
+/// - [`ready_on`](Neighbourhood::ready_on): sends a ready word to all neighbours, which may then
+///   write the data of this step here.
+/// - [`send_on`](Neighbourhood::send_on): waits for the ready words of all neighbours, and sends.
 /// - [`wait_on`](Neighbourhood::wait_on): waits for the data of all neighbours.
 ///
 /// Each call is one submission to the stream for all neighbours, or a kernel and a submission where
@@ -91,7 +92,7 @@ use crate::neighbourhood::{Exchange, Neighbour};
 /// the pieces for a rank which is several neighbours.
 ///
 /// `ready`, `send` and `wait` do the same by the CPU. A program may mix calls of the CPU and of
-/// streams; the sides of `send` and of `wait` of one step are the same.
+/// streams; one stream, or the CPU, makes both `send` and `wait` of a step.
 ///
 /// # Failures
 /// If a neighbour is given up ([failures](crate#failures)), the step fails with one error, which
@@ -99,8 +100,8 @@ use crate::neighbourhood::{Exchange, Neighbour};
 /// [`Context::synchronize`], [`Context::close`] or [`wait`](Neighbourhood::wait) returns it. The
 /// waits of the stream are released. The data of the other neighbours is complete; the memory that
 /// is received from the lost rank has undefined contents. Later steps end in the same way: nothing
-/// is sent to the lost rank, the other neighbours complete, and the step fails. So the survivors
-/// that are neighbours do not wait in vain for each other while they find the loss.
+/// is sent to the lost rank, the other neighbours complete, and the step fails. So the surviving
+/// neighbours do not wait for each other while they find the loss.
 ///
 /// A stream that has waited for a neighbour for [`Builder::timeout`](crate::Builder::timeout) gives
 /// it up.
@@ -155,9 +156,9 @@ impl Neighbours {
         self
     }
 
-    /// Sets whether the data of two steps may be under way: `ready_on` of a step may precede
-    /// `wait_on` of the step before. Default: no. It takes memory for the received data of two steps
-    /// and a copy of it. The neighbours need not have the same setting.
+    /// Sets whether the data of two steps may be in flight: `ready_on` of a step may precede
+    /// `wait_on` of the step before. Default: no. It takes memory for the received data of two
+    /// steps, and each step copies its data. The neighbours need not have the same setting.
     pub fn double_buffered(mut self, on: bool) -> Neighbours {
         self.double = on;
         self
@@ -166,19 +167,20 @@ impl Neighbours {
     /// Builds the neighbourhood. Collective among the neighbours: each of them calls this function,
     /// with this rank as a neighbour and the two tags in exchanged places. Two ranks that build
     /// several neighbourhoods with the same tags build them in the same order. The call returns when
-    /// the sides of all neighbours have arrived.
+    /// the records of all neighbours (sizes, addresses and keys) have arrived.
     ///
     /// # Errors
     /// - `Invalid`, naming the rank, if this rank sends another number of bytes than the neighbour
     ///   receives, or receives another number than it sends; the reason has both numbers, and the
     ///   call of the neighbour fails in the same way.
-    /// - `Missing`, naming rank and tag, if a neighbour did not build its side within
-    ///   [`Builder::timeout`](crate::Builder::timeout). Neighbours that have the side of this rank
-    ///   may have succeeded.
+    /// - `Missing`, naming rank and tag, if a neighbour did not call this function within
+    ///   [`Builder::timeout`](crate::Builder::timeout). Neighbours that have the record of this
+    ///   rank may have succeeded.
     /// - `Invalid` for a rank outside the job, a rank that is named twice with the same tags, memory
     ///   of another context, more than 1 GiB for one neighbour, or a rank that is too many neighbours
     ///   for the send queue to it (21 by default).
-    /// - `PeerFailed` if a neighbour was given up, naming it; `Protocol` if it sent an invalid side.
+    /// - `PeerFailed` if a neighbour was given up, naming it; `Protocol` if it sent an invalid
+    ///   record.
     /// - `BootstrapLost` if the neighbours cannot be reached.
     /// - Errors of gdsync.
     pub fn build(self) -> Result<Neighbourhood> {
@@ -194,7 +196,11 @@ impl Neighbours {
 impl Neighbourhood {
     /// The other ranks that are neighbours, ascending, each once.
     pub fn neighbours(&self) -> impl Iterator<Item = u32> + '_ {
-        self.exchange.board.sides.iter().map(|side| side.rank)
+        self.exchange
+            .words
+            .peers
+            .iter()
+            .map(|neighbour| neighbour.rank)
     }
 
     /// The number of steps whose send was posted.
@@ -206,10 +212,11 @@ impl Neighbourhood {
     /// whose data has arrived, as streams find it. A stream stores it in `wait_on`, before its later
     /// work. Valid as long as the neighbourhood.
     pub fn step_word(&self) -> DevicePtr {
-        self.exchange.board.passed.addr()
+        self.exchange.words.passed.addr()
     }
 
-    /// Makes `stream` tell all neighbours that they may write the data of the next step here.
+    /// Makes `stream` send the ready word of the next step to all neighbours: they may write its
+    /// data here when the stream has reached the call.
     ///
     /// The first call of a stream opens a connection to each neighbour, as
     /// [`Context::prepare_send`] does.
@@ -228,20 +235,22 @@ impl Neighbourhood {
     pub fn ready_on(&self, stream: &Stream) -> Result<()> {
         let _call = self
             .context
-            .seen(c"neighbours_ready_on", None, Some(stream));
+            .observe(c"neighbours_ready_on", None, Some(stream));
         self.context.engine().ready_on(&self.exchange, stream)
     }
 
-    /// Makes `stream` wait until all neighbours have given ready for the next step, and send them
+    /// Makes `stream` wait for the ready words of all neighbours for the next step, and send them
     /// its data.
     ///
     /// # Errors
     /// As [`ready_on`](Neighbourhood::ready_on); `Busy` if the step before is
-    /// not waited for; `NoSuchRequest` if ready was not given for the step; `Unsupported` if pieces
+    /// not waited for; `NoSuchRequest` if its ready words were not sent; `Unsupported` if pieces
     /// are packed and the GPU runs no kernels; `Gdsync(TooManyWaits)` if too many streams of the GPU
     /// wait.
     pub fn send_on(&self, stream: &Stream) -> Result<()> {
-        let _call = self.context.seen(c"neighbours_send_on", None, Some(stream));
+        let _call = self
+            .context
+            .observe(c"neighbours_send_on", None, Some(stream));
         self.context.engine().send_on(&self.exchange, stream)
     }
 
@@ -252,28 +261,31 @@ impl Neighbourhood {
     /// As [`send_on`](Neighbourhood::send_on); `NoSuchRequest` if the step was not sent; `Invalid`
     /// if the CPU or another stream has sent it.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let _call = self.context.seen(c"neighbours_wait_on", None, Some(stream));
+        let _call = self
+            .context
+            .observe(c"neighbours_wait_on", None, Some(stream));
         let engine = self.context.engine();
         engine.wait_on_neighbours(&self.exchange, stream)
     }
 
-    /// As [`ready_on`](Neighbourhood::ready_on), by the CPU: now.
+    /// As [`ready_on`](Neighbourhood::ready_on), by the CPU: the neighbours may write the data from
+    /// this call on.
     ///
     /// # Errors
     /// As [`ready_on`](Neighbourhood::ready_on).
     pub fn ready(&self) -> Result<()> {
-        let _call = self.context.seen(c"neighbours_ready", None, None);
+        let _call = self.context.observe(c"neighbours_ready", None, None);
         self.context.engine().ready_by_cpu(&self.exchange)
     }
 
-    /// Waits on the CPU, at most `limit`, until all neighbours have given ready for the next step,
+    /// Waits on the CPU, at most `limit`, for the ready words of all neighbours for the next step,
     /// and sends them its data. The memory must contain the data when this is called.
     ///
     /// # Errors
     /// `Timeout` after `limit`, naming the rank and the tag: nothing is sent, and the call may be
     /// repeated. Others as [`send_on`](Neighbourhood::send_on).
     pub fn send(&self, limit: Duration) -> Result<()> {
-        let _call = self.context.seen(c"neighbours_send", None, None);
+        let _call = self.context.observe(c"neighbours_send", None, None);
         self.context.engine().send_by_cpu(&self.exchange, limit)
     }
 
@@ -286,7 +298,7 @@ impl Neighbourhood {
     ///   place, and the step has ended.
     /// - `NoSuchRequest` if the step was not sent; `Invalid` if a stream has sent it.
     pub fn wait(&self, limit: Duration) -> Result<()> {
-        let _call = self.context.seen(c"neighbours_wait", None, None);
+        let _call = self.context.observe(c"neighbours_wait", None, None);
         self.context.engine().wait_by_cpu(&self.exchange, limit)
     }
 }

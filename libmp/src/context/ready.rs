@@ -20,16 +20,16 @@ impl Context {
         Ok(Arc::clone(ready.insert(words)))
     }
 
-    /// Sends a ready word to `rank`, by the CPU: "I am ready for your next message". Each call
-    /// satisfies one wait of that rank for a ready word of this one
+    /// Sends a ready word to `rank`, by the CPU: this rank is ready for the next message or put of
+    /// that rank. Each call satisfies one wait of that rank for a ready word of this one
     /// ([`wait_ready`](Context::wait_ready), [`wait_ready_on`](Context::wait_ready_on),
-    /// [`test_ready`](Context::test_ready)), in their order, whenever the wait begins. The call does
-    /// not wait for it. The words are counts of 64 bits that are compared cyclically.
+    /// [`test_ready`](Context::test_ready)), in their order, also a wait that begins later. The
+    /// call does not wait for it. The words are counts of 64 bits that are compared cyclically.
     ///
     /// Messages of this library need no ready words: a receive that is not posted holds back its
-    /// message. Ready words are for programs that reuse memory which other ranks put to, and for
-    /// programs that are ported from such libraries. The words to one rank are sent by one origin,
-    /// the CPU or a stream; another one may follow when the last word is sent.
+    /// message. Ready words are for programs that reuse memory to which other ranks put, and for
+    /// programs that are ported from libraries with ready words. The words to one rank are sent by
+    /// one origin, the CPU or a stream; another one may follow when the last word is sent.
     ///
     /// The first ready word between two ranks exchanges the addresses of the words: this waits on
     /// the CPU for the background work of the other rank, at most
@@ -76,7 +76,7 @@ impl Context {
     /// - `QueueFull` if too many operations are in flight, as for
     ///   [`Window::put`](crate::Window::put); errors of gdsync.
     pub fn send_ready(&self, rank: u32) -> Result<()> {
-        let _call = self.seen(c"send_ready", Some(rank), None);
+        let _call = self.observe(c"send_ready", Some(rank), None);
         self.engine().send_ready(&*self.ready()?, On::Cpu, rank)
     }
 
@@ -87,7 +87,7 @@ impl Context {
     /// the last word to this rank and it is not sent yet; `Gdsync(Foreign)` for a stream of another
     /// GPU; `Unsupported` for a stream that is being captured into a graph.
     pub fn send_ready_on(&self, stream: &Stream, rank: u32) -> Result<()> {
-        let _call = self.seen(c"send_ready_on", Some(rank), Some(stream));
+        let _call = self.observe(c"send_ready_on", Some(rank), Some(stream));
         let on = On::Stream(stream, None);
         self.engine().send_ready(&*self.ready()?, on, rank)
     }
@@ -100,7 +100,7 @@ impl Context {
     /// rank, if it was given up and the word has not arrived; `Timeout` after `limit`; errors of
     /// gdsync.
     pub fn wait_ready(&self, rank: u32, limit: Duration) -> Result<()> {
-        let _call = self.seen(c"wait_ready", Some(rank), None);
+        let _call = self.observe(c"wait_ready", Some(rank), None);
         self.engine().wait_ready(&*self.ready()?, rank, limit)
     }
 
@@ -112,7 +112,7 @@ impl Context {
     /// Nothing is enqueued then, and no word is taken. As [`wait_ready`](Context::wait_ready) and
     /// [`Context::wait_value_on`].
     pub fn wait_ready_on(&self, stream: &Stream, rank: u32) -> Result<()> {
-        let _call = self.seen(c"wait_ready_on", Some(rank), Some(stream));
+        let _call = self.observe(c"wait_ready_on", Some(rank), Some(stream));
         self.engine().wait_ready_on(&*self.ready()?, stream, rank)
     }
 

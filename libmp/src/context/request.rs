@@ -108,9 +108,9 @@ impl Request {
 
     /// Observes a call about this request.
     #[inline]
-    fn seen(&self, name: &'static CStr, stream: Option<&Stream>) -> Option<impl Drop> {
+    fn observe(&self, name: &'static CStr, stream: Option<&Stream>) -> Option<impl Drop> {
         let engine = self.engine();
-        engine.seen.call(name, || Facts {
+        engine.observers.call(name, || Facts {
             stream: stream.map(Stream::id),
             ..engine.facts(self.key)
         })
@@ -147,7 +147,7 @@ impl Request {
     /// - `Unsupported` while the stream is being captured into a graph.
     /// - Errors of gdsync. If only a part of the request could be enqueued, the peer is given up.
     pub fn post(&self) -> Result<()> {
-        let _call = self.seen(c"post", None);
+        let _call = self.observe(c"post", None);
         self.engine().post(self.key)
     }
 
@@ -217,7 +217,7 @@ impl Request {
     /// flight, and the call may be repeated.
     pub fn wait(&self, limit: Duration) -> Result<Done> {
         let engine = self.engine();
-        let _call = self.seen(c"wait", None);
+        let _call = self.observe(c"wait", None);
         engine.wait_until(limit, &mut |state| {
             engine.visit_and_is_settled(state, self.key)
         });
@@ -266,7 +266,7 @@ impl Request {
     /// - `Timeout` or `BootstrapLost` if the stream's connection to the peer cannot be opened;
     ///   other errors of gdsync.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let _call = self.seen(c"wait_on", Some(stream));
+        let _call = self.observe(c"wait_on", Some(stream));
         self.engine().wait_on(self.key, stream)
     }
 
@@ -322,7 +322,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let Some(engine) = same(requests)? else {
         return Ok(Vec::new());
     };
-    let _call = engine.seen.call(c"wait_all", Facts::default);
+    let _call = engine.observers.call(c"wait_all", Facts::default);
     let mut open = 0;
     let ended = engine.wait_until(limit, &mut |state| {
         while let Some(request) = requests.get(open) {
@@ -367,7 +367,7 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
             "the list of requests is empty",
         ));
     };
-    let _call = engine.seen.call(c"wait_any", Facts::default);
+    let _call = engine.observers.call(c"wait_any", Facts::default);
     engine.wait_until(limit, &mut |state| {
         found = requests
             .iter()

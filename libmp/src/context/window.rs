@@ -216,7 +216,7 @@ impl Window {
             on,
         };
         let engine = self.context.engine();
-        let _call = engine.seen.call(op.call(), || op.facts());
+        let _call = engine.observers.call(op.call(), || op.facts());
         let key = engine.transfer(&self.targets, &op)?;
         Ok(Request::new(&self.context, key))
     }
@@ -429,7 +429,7 @@ impl Window {
         let offset = offset as u64;
         let signal = Awaited::signal(&self.targets, from, offset, condition, value)?;
         let engine = self.context.engine();
-        let _call = engine.seen.call(c"wait_signal", || signal.facts());
+        let _call = engine.observers.call(c"wait_signal", || signal.facts());
         engine.wait_word(&signal, limit)
     }
 
@@ -460,7 +460,7 @@ impl Window {
         let offset = offset as u64;
         let signal = Awaited::signal(&self.targets, from, offset, condition, value)?;
         let engine = self.context.engine();
-        let _call = engine.seen.call(c"wait_signal_on", || Facts {
+        let _call = engine.observers.call(c"wait_signal_on", || Facts {
             stream: Some(stream.id()),
             ..signal.facts()
         });
@@ -502,7 +502,7 @@ impl Window {
     /// After all ranks were asked: the first failure, which names its rank: `PeerFailed` if it was
     /// given up, `Timeout` after `limit`; others as [`put`](Window::put).
     pub fn quiet(&self, limit: Duration) -> Result<()> {
-        let _call = self.context.seen(c"quiet", None, None);
+        let _call = self.context.observe(c"quiet", None, None);
         let (requests, asked) = self.ask(On::Cpu);
         wait_all(&requests, limit)?;
         asked
@@ -515,7 +515,7 @@ impl Window {
     /// As [`put`](Window::put) and [`Request::wait_on`], for the first rank that fails; the stream
     /// waits for the other ranks.
     pub fn quiet_on(&self, stream: &Stream) -> Result<()> {
-        let _call = self.context.seen(c"quiet_on", None, Some(stream));
+        let _call = self.context.observe(c"quiet_on", None, Some(stream));
         let (requests, asked) = self.ask(On::Stream(stream, None));
         let waits = requests.iter().map(|request| request.wait_on(stream));
         let first = waits.filter_map(Result::err).next();

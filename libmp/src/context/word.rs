@@ -61,7 +61,7 @@ impl Context {
         limit: Duration,
     ) -> Result<()> {
         let (engine, from) = (self.engine(), from.into());
-        let _call = self.seen(c"wait_value", from, None);
+        let _call = self.observe(c"wait_value", from, None);
         let awaited = engine.awaited(from, word, condition, value)?;
         engine.wait_word(&awaited, limit)
     }
@@ -88,7 +88,7 @@ impl Context {
         value: u64,
     ) -> Result<()> {
         let (engine, from) = (self.engine(), from.into());
-        let _call = self.seen(c"wait_value_on", from, Some(stream));
+        let _call = self.observe(c"wait_value_on", from, Some(stream));
         let awaited = engine.awaited(from, word, condition, value)?;
         engine.wait_word_on(stream, &awaited)
     }
@@ -99,7 +99,7 @@ impl Context {
     /// # Errors
     /// As [`wait_value_on`](Context::wait_value_on), without those of the condition and of the rank.
     pub fn write_value_on(&self, stream: &Stream, word: &Slice, value: u64) -> Result<()> {
-        let _call = self.seen(c"write_value_on", None, Some(stream));
+        let _call = self.observe(c"write_value_on", None, Some(stream));
         self.engine().write_word_on(stream, word, value)
     }
 }

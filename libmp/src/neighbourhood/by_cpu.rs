@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
-use super::by_stream::{Open, READY, Refused, SEND, WAIT, give_ready, reserve, with_plan};
+use super::by_stream::{Open, READY, Refused, SEND, WAIT, put_ready, reserve, with_plan};
 use super::exchange::Exchange;
 use crate::error::{Error, Kind, Result, time};
 use crate::plan::Plan;
-use crate::request::step::{Side, parity, reached};
+use crate::request::step::{PeerState, parity, reached};
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State};
+use crate::two_sided::{On, State, not_connected};
 
 impl Engine {
-    /// Gives ready for the next step to all neighbours.
+    /// Sends the ready words of the next step to all neighbours.
     pub fn ready_by_cpu(&self, x: &Exchange) -> Result<()> {
         let mut calls = x.calls(READY)?;
         let step = calls.may_ready(x.ahead)?;
         self.with_lanes(x, On::Cpu, &mut calls, |open| {
             with_plan(open, |open, plan| {
-                for (side, port) in x.board.sides.iter().zip(&x.ports) {
-                    if let Some(at) = open.at(side.rank) {
-                        give_ready(open, plan, at, port, step)?;
+                for (neighbour, port) in x.words.peers.iter().zip(&x.ports) {
+                    if let Some(at) = open.at(neighbour.rank) {
+                        put_ready(open, plan, at, port, step)?;
                     }
                 }
                 post(open, plan)
@@ -29,16 +29,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits, at most `limit`, until all neighbours have given ready, and sends them the data of
+    /// Waits, at most `limit`, for the ready words of all neighbours, and sends them the data of
     /// the next step.
     pub fn send_by_cpu(&self, x: &Exchange, limit: Duration) -> Result<()> {
         let mut calls = x.calls(SEND)?;
         let step = calls.may_send()?;
-        let late = self.wait_for_sides(x, limit, |_, state, _, side| {
-            reached(&side.ready[parity(step)], step) || state.given_up(side.rank).is_some()
+        let late = self.wait_for_neighbours(x, limit, |_, state, _, neighbour| {
+            reached(&neighbour.ready[parity(step)], step)
+                || state.given_up(neighbour.rank).is_some()
         });
-        if let Some(side) = late {
-            return Err(self.late_side(SEND, side, step, limit, "its ready word"));
+        if let Some(neighbour) = late {
+            return Err(self.late_neighbour(SEND, neighbour, step, limit, "the ready word"));
         }
         x.pack.execute(parity(step))?;
         let record = self.with_lanes(x, On::Cpu, &mut calls, |open| {
@@ -59,13 +60,13 @@ impl Engine {
     pub fn wait_by_cpu(&self, x: &Exchange, limit: Duration) -> Result<()> {
         let mut calls = x.calls(WAIT)?;
         let step = calls.may_wait(None)?;
-        let late = self.wait_for_sides(x, limit, |_, state, at, side| {
-            let arrived = reached(&side.arrived[parity(step)], step);
-            let lost = state.given_up(side.rank).is_some();
-            lost || arrived && state.sent(&x.board, at, step) == Some(true)
+        let late = self.wait_for_neighbours(x, limit, |_, state, at, neighbour| {
+            let arrived = reached(&neighbour.arrived[parity(step)], step);
+            let lost = state.given_up(neighbour.rank).is_some();
+            lost || arrived && state.sent(&x.words, at, step) == Some(true)
         });
-        if let Some(side) = late {
-            return Err(self.late_side(WAIT, side, step, limit, "its data"));
+        if let Some(neighbour) = late {
+            return Err(self.late_neighbour(WAIT, neighbour, step, limit, "the data"));
         }
         if x.flushes {
             self.gpu.flush_remote_writes();
@@ -79,7 +80,9 @@ impl Engine {
         // Finds the neighbours that were lost.
         self.advance_step(state, key);
         let lost = match state.requests.step_mut(key) {
-            Some(step) => step.lost().map(|side| (side.rank, side.receive)),
+            Some(step) => step
+                .lost()
+                .map(|neighbour| (neighbour.rank, neighbour.receive)),
             None => None,
         };
         self.end_step_of_call(state, key);
@@ -88,41 +91,41 @@ impl Engine {
         };
         let error = match state.peers.get(rank) {
             Some(peer) => peer.error(WAIT),
-            None => Error::new(WAIT, Kind::Closed, format!("rank {rank} is not connected")),
+            None => not_connected(WAIT, rank),
         };
         Err(error.of_message(Some(rank), tag, step))
     }
 
     /// Waits, at most `limit`, until `is_over` holds for each neighbour. Returns the first for
     /// which it does not.
-    fn wait_for_sides<'x>(
+    fn wait_for_neighbours<'x>(
         &self,
         x: &'x Exchange,
         limit: Duration,
-        is_over: impl Fn(&Engine, &mut State, usize, &Side) -> bool,
-    ) -> Option<&'x Side> {
+        is_over: impl Fn(&Engine, &mut State, usize, &PeerState) -> bool,
+    ) -> Option<&'x PeerState> {
         let mut late = None;
         let mut from = 0;
         self.wait_until(limit, &mut |state| {
-            let mut sides = x.board.sides.iter().enumerate().skip(from);
-            late = sides.find(|(at, side)| !is_over(self, state, *at, side));
+            let mut neighbours = x.words.peers.iter().enumerate().skip(from);
+            late = neighbours.find(|(at, neighbour)| !is_over(self, state, *at, neighbour));
             // What is over stays over.
             from = late.map_or(0, |(at, _)| at);
             late.is_none()
         });
-        late.map(|(_, side)| side)
+        late.map(|(_, neighbour)| neighbour)
     }
 
     #[cold]
-    fn late_side(
+    fn late_neighbour(
         &self,
         operation: &'static str,
-        side: &Side,
+        neighbour: &PeerState,
         step: u64,
         limit: Duration,
         what: &str,
     ) -> Error {
-        let Side { rank, receive, .. } = side;
+        let PeerState { rank, receive, .. } = neighbour;
         let what = format!(
             "step {step}: {what} has not arrived from the neighbour rank {rank}, receive tag \
              {receive}, within {}",

@@ -19,14 +19,14 @@ use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::step::{Step, parity};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State, Target, closed};
+use crate::two_sided::{On, State, Target, no_lane};
 
-pub(super) const READY: &str = "give ready to neighbours";
+pub(super) const READY: &str = "send ready to neighbours";
 pub(super) const SEND: &str = "send to neighbours";
 pub(super) const WAIT: &str = "wait for neighbours";
 
 impl Calls {
-    /// The step whose ready is due.
+    /// The step whose ready words are due.
     ///
     /// # Errors
     /// `Busy` if an earlier step is not waited for.
@@ -46,7 +46,8 @@ impl Calls {
     /// The step whose send is due.
     ///
     /// # Errors
-    /// `Busy` if the step before is not waited for; `NoSuchRequest` if ready was not given.
+    /// `Busy` if the step before is not waited for; `NoSuchRequest` if its ready words were not
+    /// sent.
     pub fn may_send(&self) -> Result<u64> {
         let step = self.sent + 1;
         if self.waited < self.sent {
@@ -58,8 +59,8 @@ impl Calls {
         }
         if self.ready < step {
             let what = format!(
-                "ready was not given for step {step}, and neighbours that do the same would wait \
-                 for each other; call ready_on or ready first"
+                "the ready words of step {step} were not sent, and neighbours that do the same \
+                 would wait for each other; call ready_on or ready first"
             );
             return Err(Error::new(SEND, Kind::NoSuchRequest, what));
         }
@@ -69,7 +70,7 @@ impl Calls {
     /// The step whose wait is due; `by`: a stream, or the CPU.
     ///
     /// # Errors
-    /// `NoSuchRequest` if it was not sent; `Invalid` if another side has sent it.
+    /// `NoSuchRequest` if it was not sent; `Invalid` if another stream, or the CPU, has sent it.
     pub fn may_wait(&self, by: Option<u64>) -> Result<u64> {
         let step = self.waited + 1;
         if self.sent < step {
@@ -77,15 +78,15 @@ impl Calls {
             return Err(Error::new(WAIT, Kind::NoSuchRequest, what));
         }
         if self.sender != by {
-            let side = |side: Option<u64>| match side {
+            let poster = |poster: Option<u64>| match poster {
                 Some(stream) => format!("stream {stream}"),
                 None => "the CPU".to_owned(),
             };
             let what = format!(
-                "{} has sent step {step}, and {} cannot wait for it; use one side for both calls \
-                 of a step",
-                side(self.sender),
-                side(by)
+                "{} has sent step {step}, and {} cannot wait for it; use one stream, or the CPU, \
+                 for both calls of a step",
+                poster(self.sender),
+                poster(by)
             );
             return Err(Error::new(WAIT, Kind::Invalid, what));
         }
@@ -93,14 +94,14 @@ impl Calls {
     }
 }
 
-/// What a plan was refused for.
+/// Why a plan was refused.
 pub(super) enum Refused {
     /// The queue of a neighbour has failed.
     Queue,
     Other(Refusal),
 }
 
-/// The state of the engine with the lane of a call. `careful`: queues are looked at before use.
+/// The state of the engine with the lane of a call. `careful`: a queue is checked before its use.
 pub(super) struct Open<'g> {
     pub state: &'g mut State,
     lane: u8,
@@ -132,10 +133,9 @@ impl Open<'_> {
         prepare: impl FnOnce(&mut Batch<'_, 3>) -> Result<Put>,
     ) -> Result<Put, Refused> {
         let link = self.state.peers.get_mut(at.rank).map(|peer| &mut peer.link);
-        let lane = link.and_then(|link| link.lane(at.lane)).ok_or_else(|| {
-            let what = format!("the lane to rank {} is not open", at.rank);
-            refused(closed(what, at.rank))
-        })?;
+        let lane = link
+            .and_then(|link| link.lane(at.lane))
+            .ok_or_else(|| refused(no_lane("exchange with neighbours", at.rank)))?;
         let mut batch = Batch::short(lane);
         // A batch of which a part is refused has undone itself.
         let last = prepare(&mut batch).map_err(|e| e.of_peer(at.rank));
@@ -145,7 +145,7 @@ impl Open<'_> {
         last.map_err(|e| self.refused(e, false))
     }
 
-    /// The reason of a refusal.
+    /// Whether an error is the failure of a neighbour's queue, which the call has not found before.
     pub fn refused(&mut self, error: Error, torn: bool) -> Refused {
         let failed = matches!(error.kind(), Kind::PeerFailed(_) | Kind::Failed(_));
         match failed && !self.careful && !torn {
@@ -178,7 +178,7 @@ impl Engine {
                         peer.is_here() && !peer.is_open(lane, Target::Lanes)
                     }
                 };
-                let mut ranks = x.board.sides.iter().map(|side| side.rank);
+                let mut ranks = x.words.peers.iter().map(|neighbour| neighbour.rank);
                 if let Some(rank) = ranks.find(|rank| closed(*rank)) {
                     drop(guard);
                     self.ensure(rank, &on, Target::Lanes)?;
@@ -201,7 +201,7 @@ impl Engine {
         })
     }
 
-    /// Makes the stream give ready for the next step to all neighbours.
+    /// Makes the stream send the ready words of the next step to all neighbours.
     pub fn ready_on(&self, x: &Exchange, stream: &Stream) -> Result<()> {
         let on = On::Stream(stream, None);
         on.check(&self.gpu, READY)?;
@@ -209,11 +209,11 @@ impl Engine {
         let step = calls.may_ready(x.ahead)?;
         self.with_lanes(x, on, &mut calls, |open| {
             with_plan(open, |open, plan| {
-                for (side, port) in x.board.sides.iter().zip(&x.ports) {
-                    let Some(at) = open.at(side.rank) else {
+                for (neighbour, port) in x.words.peers.iter().zip(&x.ports) {
+                    let Some(at) = open.at(neighbour.rank) else {
                         continue;
                     };
-                    give_ready(open, plan, at, port, step)?;
+                    put_ready(open, plan, at, port, step)?;
                 }
                 post(open, plan, stream, None)
             })
@@ -222,7 +222,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the stream send the data of the next step to all neighbours that have given ready.
+    /// Makes the stream wait for the ready words of all neighbours for the next step, and send them
+    /// its data.
     pub fn send_on(&self, x: &Exchange, stream: &Stream) -> Result<()> {
         let on = On::Stream(stream, None);
         on.check(&self.gpu, SEND)?;
@@ -241,8 +242,8 @@ impl Engine {
                     true => (step - 1, parity(step - 1)),
                     false => (step, parity(step)),
                 };
-                for side in &x.board.sides {
-                    plan.wait(&side.ready[word], waits_for, false);
+                for neighbour in &x.words.peers {
+                    plan.wait(&neighbour.ready[word], waits_for, false);
                 }
                 self.prepare_data(x, open, plan, step)?;
                 post(open, plan, stream, table.map(|_| &launch as _))
@@ -271,20 +272,20 @@ impl Engine {
         let launch = |stream: &Stream| self.launch(table, stream);
         self.with_lanes(x, on, &mut calls, |open| {
             with_plan(open, |open, plan| {
-                let last = x.board.last();
-                for (side, put) in x.board.sides.iter().zip(&last.puts) {
-                    if let (Some(at), Some((lane, put))) = (open.at(side.rank), *put) {
+                let last = x.words.last();
+                for (neighbour, put) in x.words.peers.iter().zip(&last.puts) {
+                    if let (Some(at), Some((lane, put))) = (open.at(neighbour.rank), *put) {
                         plan.done(At { lane, ..at }, put);
                     }
                 }
                 drop(last);
-                for (i, side) in (1..).zip(&x.board.sides) {
+                for (i, neighbour) in (1..).zip(&x.words.peers) {
                     // One flush behind all waits makes the data of all neighbours visible.
-                    let flush = x.flushes && i == x.board.sides.len();
-                    plan.wait(&side.arrived[parity(step)], step, flush);
+                    let flush = x.flushes && i == x.words.peers.len();
+                    plan.wait(&neighbour.arrived[parity(step)], step, flush);
                 }
-                plan.store(&x.board.passed, step);
-                plan.passed_by(&x.board.passed, step);
+                plan.store(&x.words.passed, step);
+                plan.passed_by(&x.words.passed, step);
                 if table.is_some() {
                     plan.kernel_here();
                 }
@@ -308,11 +309,11 @@ impl Engine {
         plan: &mut Plan<'_>,
         step: u64,
     ) -> Result<(), Refused> {
-        let mut last = x.board.last();
+        let mut last = x.words.last();
         last.step = step;
-        for (i, (side, port)) in x.board.sides.iter().zip(&x.ports).enumerate() {
+        for (i, (neighbour, port)) in x.words.peers.iter().zip(&x.ports).enumerate() {
             last.puts[i] = None;
-            let Some(at) = open.at(side.rank) else {
+            let Some(at) = open.at(neighbour.rank) else {
                 continue;
             };
             for data in &port.data {
@@ -336,7 +337,7 @@ impl Engine {
         number: u64,
         stream: Option<&Stream>,
     ) -> Option<RequestKey> {
-        let first = x.board.sides.first()?;
+        let first = x.words.peers.first()?;
         let requests = &mut open.state.requests;
         let common = Common {
             number,
@@ -349,7 +350,7 @@ impl Engine {
             ..Common::new(first.rank, first.receive, &[])
         };
         let operation = Operation::Step(Step {
-            board: x.board.clone(),
+            words: x.words.clone(),
             number,
             wait: None,
             done: None,
@@ -373,7 +374,7 @@ impl Engine {
         };
         let kernels = self.kernels(SEND)?;
         // SAFETY: the table names pieces, which `Strided` has checked, and library memory with room
-        // for all of them. The exchange holds the table, and the board, which holds all of that
+        // for all of them. The exchange holds the table, and the words, which hold all of that
         // memory. Memory that is returned stays accessible until the stream has run what was
         // enqueued before.
         unsafe { kernels.moves(stream, &table.params, table.dims) }
@@ -393,8 +394,8 @@ pub(super) fn reserve(engine: &Engine, open: &mut Open<'_>) -> Result<(), Refuse
     open.state.requests.reserve(&engine.gpu).map_err(refused)
 }
 
-/// Prepares the ready word of a step.
-pub(super) fn give_ready(
+/// Prepares the put of the ready word of a step.
+pub(super) fn put_ready(
     open: &mut Open<'_>,
     plan: &mut Plan<'_>,
     at: At,
@@ -406,7 +407,7 @@ pub(super) fn give_ready(
         .map(drop)
 }
 
-/// A refusal of a call of which nothing is enqueued.
+/// The refusal of a call of which nothing is enqueued.
 pub(super) fn refused(error: Error) -> Refused {
     Refused::Other(error.into())
 }

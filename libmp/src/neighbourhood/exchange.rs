@@ -1,5 +1,5 @@
-//! [`Exchange`]: what is fixed when a neighbourhood is built. Memory, addresses and keys of both
-//! sides, and the moves between the pieces and the memory that the NIC uses.
+//! [`Exchange`]: what is fixed when a neighbourhood is built. Memory, addresses and keys on
+//! both ranks, and the moves between the pieces and the memory that the NIC uses.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,10 +13,10 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::{Moves, Pieces, moves_of};
 use crate::path::{Keys, Remote, Rights, Span};
 use crate::region::{Memory, Slice, Strided};
-use crate::request::step::{Board, Side, before};
+use crate::request::step::{ExchangeWords, PeerState, before};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
-use crate::wire::control::Neighbour as Named;
+use crate::wire::control::Neighbour as NeighbourRecord;
 use crate::wire::record::Record;
 
 /// Bytes of a word, and number of words of a peer: ready and arrival, by parity of the step.
@@ -25,8 +25,8 @@ const WORDS: usize = 4;
 /// Alignment of the bytes of a neighbour in library memory.
 const ALIGN: usize = 64;
 
-/// What this rank puts to a peer, and to which places. The indices are parities of steps. All
-/// neighbours that are the same peer share its words: one ready word and one arrival for all data.
+/// The destinations of this rank's puts at a peer, and the data. The indices are parities of steps.
+/// All neighbours that are the same peer share its words: one arrival covers all data.
 pub(super) struct Port {
     pub ready: [Span; 2],
     pub arrived: [Span; 2],
@@ -36,7 +36,6 @@ pub(super) struct Port {
 
 /// The data that a neighbour is sent.
 pub(super) struct Data {
-    /// The places, by parity of the step.
     pub to: [Span; 2],
     /// The bytes, which the NIC gathers.
     pub from: Vec<Slice>,
@@ -69,11 +68,11 @@ pub(super) struct Copies {
 /// The position of the application in its calls.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    /// The last steps whose ready, send and wait were posted.
+    /// The last steps whose ready words, data and waits were posted.
     pub ready: u64,
     pub sent: u64,
     pub waited: u64,
-    /// The side that sent the last step: a stream's number, or the CPU.
+    /// The poster of the last step's data: a stream's number; `None`: the CPU.
     pub sender: Option<u64>,
     /// The record of the last step that was sent.
     pub record: Option<RequestKey>,
@@ -81,23 +80,23 @@ pub(super) struct Calls {
     pub torn: bool,
 }
 
-/// A neighbourhood.
+/// A neighbourhood, as its handle has it.
 pub(crate) struct Exchange {
-    /// The peers, in the order of `ports`: the neighbours that are other ranks.
-    pub board: Arc<Board>,
+    /// The words of the peers, in the order of `ports`.
+    pub words: Arc<ExchangeWords>,
     pub(super) ports: Vec<Port>,
     /// Steps that may be ready and not waited for: 2 with double buffering.
     pub(super) ahead: u64,
     pub(super) pack: Copies,
     pub(super) unpack: Copies,
-    /// NICs write data to GPU memory.
+    /// A NIC writes received data to GPU memory, so that a wait flushes.
     pub(super) flushes: bool,
     calls: Mutex<Calls>,
 }
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        self.board.abandon();
+        self.words.abandon();
     }
 }
 
@@ -135,8 +134,7 @@ struct Layout {
 impl Layout {
     /// Room for `len` bytes of these pieces.
     fn add(&mut self, pieces: &[Strided], len: u64) -> usize {
-        let in_gpu = |piece: &Strided| piece.memory().region().kind() == MemoryKind::Device;
-        self.device |= pieces.iter().any(in_gpu);
+        self.device |= pieces.iter().any(|piece| in_gpu(piece.memory()));
         let at = self.len;
         self.len = (at + len as usize).next_multiple_of(ALIGN);
         at
@@ -158,21 +156,27 @@ struct Staged {
     packing: Option<usize>,
 }
 
-impl Engine {
-    /// Builds a neighbourhood with the neighbours, which do the same.
-    pub fn build_neighbourhood(
-        &self,
-        neighbours: Vec<Neighbour>,
-        double: bool,
-    ) -> Result<Exchange> {
-        let all = check(self, neighbours)?;
-        let (own, mut others): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|one| one.rank == self.rank);
-        // The neighbours of a peer are one after the other.
-        others.sort_by_key(|one| one.rank);
-        let of_peers = || others.chunk_by(|a, b| a.rank == b.rank);
+/// The neighbours, with the library memory of their data.
+struct Parts {
+    /// The neighbours that are other ranks, those of one rank together, and behind them those that
+    /// are this rank itself.
+    all: Vec<Neighbour>,
+    staged: Vec<Staged>,
+    /// Number of neighbours that are other ranks.
+    others: usize,
+    landing: Memory,
+    packing: Memory,
+}
+
+impl Parts {
+    fn new(engine: &Engine, neighbours: Vec<Neighbour>, double: bool) -> Result<Parts> {
+        let is_other = |one: &Neighbour| one.rank != engine.rank;
+        let (mut all, own): (Vec<_>, Vec<_>) = neighbours.into_iter().partition(is_other);
+        let others = all.len();
+        all.sort_by_key(|one| one.rank);
+        all.extend(own);
         let (mut landing, mut packing) = (Layout::default(), Layout::default());
-        let mut place = |one: &Neighbour| Staged {
+        let place = |one: &Neighbour| Staged {
             landing: match one.direct() {
                 Some(_) if !double => None,
                 _ if one.receives() == 0 => None,
@@ -182,68 +186,149 @@ impl Engine {
                     Some([first, if double { add() } else { first }])
                 }
             },
-            packing: match one.rank == self.rank || one.is_gathered(&others) {
-                true => None,
-                false => Some(packing.add(&one.sent, one.sends())),
+            packing: match is_other(one) && !one.is_gathered(&all[..others]) {
+                true => Some(packing.add(&one.sent, one.sends())),
+                false => None,
             },
         };
-        let staged: Vec<Staged> = others.iter().chain(&own).map(&mut place).collect();
-        let landing = landing.alloc(self, Rights::Write)?;
-        let packing = packing.alloc(self, Rights::Source)?;
-        let words = self.words(of_peers().count())?;
+        let staged = all.iter().map(place).collect();
+        Ok(Parts {
+            staged,
+            others,
+            landing: landing.alloc(engine, Rights::Write)?,
+            packing: packing.alloc(engine, Rights::Source)?,
+            all,
+        })
+    }
 
+    fn iter(&self) -> impl Iterator<Item = (&Neighbour, &Staged)> {
+        self.all.iter().zip(&self.staged)
+    }
+
+    /// The neighbours that are other ranks.
+    fn others(&self) -> impl Iterator<Item = (&Neighbour, &Staged)> {
+        self.iter().take(self.others)
+    }
+
+    /// The moves that pack what is sent, and those that unpack what is received.
+    ///
+    /// # Errors
+    /// As [`Parts::move_to_itself`].
+    fn moves(&self) -> Result<[Vec<Move>; 2]> {
         let (mut pack, mut unpack) = (Vec::new(), Vec::new());
-        for (one, staged) in others.iter().chain(&own).zip(&staged) {
+        for (one, staged) in self.iter() {
             if let Some(at) = staged.packing {
-                moves(&mut pack, &one.sent, &packing, [at; 2], false);
+                moves(&mut pack, &one.sent, &self.packing, [at; 2], false);
             }
             if let Some(at) = staged.landing {
-                moves(&mut unpack, &one.received, &landing, at, true);
+                moves(&mut unpack, &one.received, &self.landing, at, true);
             }
         }
-        let staged_own = &staged[others.len()..];
-        self.move_to_itself(&mut pack, &own, staged_own, &landing)?;
+        self.move_to_itself(&mut pack)?;
+        Ok([pack, unpack])
+    }
 
-        let words_of = of_peers().enumerate();
-        let words_of = words_of.flat_map(|(at, peer)| peer.iter().map(move |_| at));
-        let mine = others.iter().zip(&staged).zip(words_of);
-        let mine = mine.map(|((one, staged), at)| self.side(one, staged, at, &words, &landing));
-        let theirs = self.join_neighbours(&others, mine.collect())?;
-        let (mut sides, mut ports) = (Vec::<Side>::new(), Vec::<Port>::new());
-        for ((one, staged), named) in others.iter().zip(&staged).zip(&theirs) {
-            if sides.last().is_none_or(|side| side.rank != one.rank) {
-                let word = |i| words.region().word64((WORDS * sides.len() + i) * WORD);
-                let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-                sides.push(Side::new(one.rank, [one.send, one.receive], words));
-                ports.push(self.port(one, named)?);
-            }
-            if let Some((side, port)) = sides.last_mut().zip(ports.last_mut()) {
-                side.add([one.sends(), one.receives()]);
-                port.data.extend(self.data(one, staged, named, &packing)?);
+    /// Adds the moves of the data that this rank sends to itself.
+    ///
+    /// # Errors
+    /// `Missing` without a neighbour that receives the data; `Invalid` if the sizes differ.
+    fn move_to_itself(&self, pack: &mut Vec<Move>) -> Result<()> {
+        for (one, _) in self.iter().skip(self.others) {
+            let receives = |(other, _): &(&Neighbour, &Staged)| {
+                (other.send, other.receive) == (one.receive, one.send)
+            };
+            let Some((to, staged)) = self.iter().skip(self.others).find(receives) else {
+                let what = format!(
+                    "{}, this rank itself, has no neighbour with the two tags in exchanged places; \
+                     add one",
+                    one.name()
+                );
+                return Err(one.error(Kind::Missing, what));
+            };
+            let record = NeighbourRecord {
+                sends: to.sends(),
+                receives: to.receives(),
+                ..NeighbourRecord::default()
+            };
+            sizes(one, &record)?;
+            match (staged.landing, to.direct()) {
+                (Some(at), _) => moves(pack, &one.sent, &self.landing, at, false),
+                (None, Some(slice)) => {
+                    moves(pack, &one.sent, slice.memory(), [slice.offset(); 2], false);
+                }
+                (None, None) => {}
             }
         }
+        Ok(())
+    }
 
-        let in_gpu = |memory: &Memory| memory.region().kind() == MemoryKind::Device;
-        let landings = others.iter().zip(&staged);
-        let flushes = landings
-            .into_iter()
-            .any(|(one, staged)| match staged.landing {
-                Some(_) => in_gpu(&landing),
-                None => one.direct().is_some_and(|slice| in_gpu(slice.memory())),
-            });
-        let pieces = others.iter().chain(&own);
+    /// Whether a NIC writes received data to GPU memory.
+    fn land_in_device(&self) -> bool {
+        self.others().any(|(one, staged)| match staged.landing {
+            Some(_) => in_gpu(&self.landing),
+            None => one.direct().is_some_and(|slice| in_gpu(slice.memory())),
+        })
+    }
+
+    /// All memory: of the application, and of the library.
+    fn memory(&self) -> Vec<Memory> {
+        let pieces = self.all.iter();
         let pieces = pieces.flat_map(|one| one.sent.iter().chain(&one.received));
-        let mut memory: Vec<Memory> = pieces.map(|piece| piece.memory().clone()).collect();
-        memory.extend([landing, packing, words.clone()]);
+        let memory = pieces.map(|piece| piece.memory().clone());
+        memory
+            .chain([self.landing.clone(), self.packing.clone()])
+            .collect()
+    }
+}
+
+fn in_gpu(memory: &Memory) -> bool {
+    memory.region().kind() == MemoryKind::Device
+}
+
+impl Engine {
+    /// Builds a neighbourhood with the neighbours, which do the same.
+    pub fn build_neighbourhood(
+        &self,
+        neighbours: Vec<Neighbour>,
+        double: bool,
+    ) -> Result<Exchange> {
+        let parts = Parts::new(self, check(self, neighbours)?, double)?;
+        let of_peers = || parts.all[..parts.others].chunk_by(|a, b| a.rank == b.rank);
+        let words = self.words(of_peers().count())?;
+        let [pack, unpack] = parts.moves()?;
+
+        let places = of_peers().enumerate();
+        let places = places.flat_map(|(at, neighbours)| neighbours.iter().map(move |_| at));
+        let mine = parts.others().zip(places);
+        let mine = mine
+            .map(|((one, staged), at)| self.record(one, staged, at, &words, &parts.landing))
+            .collect();
+        let theirs = self.join_neighbours(&parts.all[..parts.others], mine)?;
+        let (mut peers, mut ports) = (Vec::<PeerState>::new(), Vec::<Port>::new());
+        for ((one, staged), record) in parts.others().zip(&theirs) {
+            if peers.last().is_none_or(|peer| peer.rank != one.rank) {
+                let word = |i| words.region().word64((WORDS * peers.len() + i) * WORD);
+                let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+                peers.push(PeerState::new(one.rank, [one.send, one.receive], words));
+                ports.push(self.port(one, record)?);
+            }
+            if let Some((peer, port)) = peers.last_mut().zip(ports.last_mut()) {
+                peer.add([one.sends(), one.receives()]);
+                port.data
+                    .extend(self.data(one, staged, record, &parts.packing)?);
+            }
+        }
         let passed = self.gpu.alloc(MemoryKind::Pinned, ALIGN)?.word64(0)?;
         passed.store(0)?;
+        let mut memory = parts.memory();
+        memory.push(words);
         Ok(Exchange {
-            board: Arc::new(Board::new(sides, passed, memory)),
+            words: Arc::new(ExchangeWords::new(peers, passed, memory)),
             ports,
             ahead: 1 + u64::from(double),
             pack: Copies::new(&self.gpu, pack)?,
             unpack: Copies::new(&self.gpu, unpack)?,
-            flushes,
+            flushes: parts.land_in_device(),
             calls: Mutex::default(),
         })
     }
@@ -259,15 +344,16 @@ impl Engine {
         Ok(words)
     }
 
-    /// This rank's side, for the neighbour; `at`: the position of the peer.
-    fn side(
+    /// The record by which the neighbour addresses this rank's memory; `at`: the position of the
+    /// peer.
+    fn record(
         &self,
         one: &Neighbour,
         staged: &Staged,
         at: usize,
         words: &Memory,
         landing: &Memory,
-    ) -> Named {
+    ) -> NeighbourRecord {
         let path = self.paths.to(one.rank);
         let block = |keys: &Keys| -> Vec<Record> { vec![keys.record(path)] };
         let (landing, landing_block) = match (staged.landing, one.direct()) {
@@ -275,7 +361,7 @@ impl Engine {
             (None, Some(slice)) => ([slice.offset(); 2], block(slice.memory().keys())),
             (None, None) => ([0; 2], Vec::new()),
         };
-        Named {
+        NeighbourRecord {
             send: one.send,
             receive: one.receive,
             sends: one.sends(),
@@ -287,11 +373,11 @@ impl Engine {
         }
     }
 
-    /// The words of a peer, from the side of its first neighbour.
-    fn port(&self, one: &Neighbour, side: &Named) -> Result<Port> {
+    /// The words of a peer, from the record of its first neighbour.
+    fn port(&self, one: &Neighbour, record: &NeighbourRecord) -> Result<Port> {
         let words = || -> Result<[Span; WORDS]> {
-            let words = Remote::any(self.paths.to(one.rank), &side.words_block)?;
-            let word = |i: usize| words.span(side.words as usize + i * WORD, WORD);
+            let words = Remote::any(self.paths.to(one.rank), &record.words_block)?;
+            let word = |i: usize| words.span(record.words as usize + i * WORD, WORD);
             Ok([word(0)?, word(1)?, word(2)?, word(3)?])
         };
         let [even, odd, even_data, odd_data] = words().map_err(|e| too_short(one, &e))?;
@@ -302,12 +388,12 @@ impl Engine {
         })
     }
 
-    /// The data for a neighbour, from its side; `None` if it is sent none.
+    /// The data for a neighbour, from its record; `None` if it is sent none.
     fn data(
         &self,
         one: &Neighbour,
         staged: &Staged,
-        side: &Named,
+        record: &NeighbourRecord,
         packing: &Memory,
     ) -> Result<Option<Data>> {
         let len = one.sends() as usize;
@@ -315,9 +401,9 @@ impl Engine {
             return Ok(None);
         }
         let places = || -> Result<[Span; 2]> {
-            let landing = Remote::any(self.paths.to(one.rank), &side.landing_block)?;
+            let landing = Remote::any(self.paths.to(one.rank), &record.landing_block)?;
             let place = |at: u64| landing.span(at as usize, len);
-            Ok([place(side.landing[0])?, place(side.landing[1])?])
+            Ok([place(record.landing[0])?, place(record.landing[1])?])
         };
         let to = places().map_err(|e| too_short(one, &e))?;
         let pieces = |piece: &Strided| piece.pieces().to_vec();
@@ -327,52 +413,15 @@ impl Engine {
         };
         Ok(Some(Data { to, from }))
     }
-
-    /// Adds the moves of the data that this rank sends to itself.
-    fn move_to_itself(
-        &self,
-        pack: &mut Vec<Move>,
-        own: &[Neighbour],
-        staged: &[Staged],
-        landing: &Memory,
-    ) -> Result<()> {
-        for one in own {
-            let matches =
-                |other: &&Neighbour| (other.send, other.receive) == (one.receive, one.send);
-            let Some(at) = own.iter().position(|other| matches(&other)) else {
-                let what = format!(
-                    "{}, this rank itself, has no neighbour with the two tags in exchanged places; \
-                     add one",
-                    one.name()
-                );
-                return Err(one.error(Kind::Missing, what));
-            };
-            let to = &own[at];
-            let side = Named {
-                sends: to.sends(),
-                receives: to.receives(),
-                ..Named::default()
-            };
-            sizes(one, &side)?;
-            match (staged[at].landing, to.direct()) {
-                (Some(at), _) => moves(pack, &one.sent, landing, at, false),
-                (None, Some(slice)) => {
-                    moves(pack, &one.sent, slice.memory(), [slice.offset(); 2], false);
-                }
-                (None, None) => {}
-            }
-        }
-        Ok(())
-    }
 }
 
-/// The error of a side that names memory without room.
+/// The error of a record that names memory without room.
 fn too_short(one: &Neighbour, e: &Error) -> Error {
     let what = format!("{} named memory that is too short: {e}", one.name());
     one.error(Kind::Protocol, what)
 }
 
-/// Adds the moves of pieces whose contiguous bytes begin at `at`.
+/// Adds the moves between `pieces` and contiguous bytes from `at` on.
 fn moves(
     list: &mut Vec<Move>,
     pieces: &[Strided],

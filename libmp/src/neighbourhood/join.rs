@@ -1,25 +1,25 @@
-//! Building a neighbourhood with the neighbours: each rank sends its side to each neighbour, as a
-//! control message.
+//! Building a neighbourhood with the neighbours: each rank sends each neighbour a record (tags,
+//! sizes, addresses and keys), as a control message.
 
 use super::spec::{BUILD, Neighbour};
 use crate::error::{Error, Kind, Result, time};
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{State, join};
-use crate::wire::control::{Control, Neighbour as Side};
+use crate::wire::control::{Control, Neighbour as NeighbourRecord};
 
 impl Engine {
-    /// Exchanges the sides of a neighbourhood: `mine` are this rank's, in the order of
-    /// `neighbours`. Returns those of the neighbours, in the same order.
+    /// Sends `mine`, this rank's records for the `neighbours` in their order, and waits for those
+    /// of the neighbours. Returns them in the same order.
     ///
     /// # Errors
     /// `Missing`, `PeerFailed` or `BootstrapLost`; `Invalid` if sizes differ.
     pub(super) fn join_neighbours(
         &self,
         neighbours: &[Neighbour],
-        mine: Vec<Side>,
-    ) -> Result<Vec<Side>> {
-        self.name_sides(&mut self.lock(), neighbours, mine)?;
-        let mut theirs: Vec<Option<Side>> = vec![None; neighbours.len()];
+        mine: Vec<NeighbourRecord>,
+    ) -> Result<Vec<NeighbourRecord>> {
+        self.send_records(&mut self.lock(), neighbours, mine)?;
+        let mut theirs: Vec<Option<NeighbourRecord>> = vec![None; neighbours.len()];
         let deadline = self.host().now() + self.config.timeout;
         let mut differs = None;
         let mut lost = None;
@@ -28,8 +28,8 @@ impl Engine {
             let state = &mut *self.lock();
             for (one, place) in neighbours.iter().zip(&mut theirs) {
                 if place.is_none() {
-                    *place = take_side(state, one);
-                    if let Some(e) = place.as_ref().and_then(|side| sizes(one, side).err()) {
+                    *place = take_record(state, one);
+                    if let Some(e) = place.as_ref().and_then(|record| sizes(one, record).err()) {
                         differs.get_or_insert((one.rank, e));
                     }
                 }
@@ -45,7 +45,7 @@ impl Engine {
         let missing = neighbours
             .iter()
             .zip(&theirs)
-            .filter(|(_, side)| side.is_none());
+            .filter(|(_, record)| record.is_none());
         let missing: Vec<&Neighbour> = missing.map(|(one, _)| one).collect();
         let failed = match (differs, lost, missing.first()) {
             (Some((rank, e)), ..) => (Some(rank), e),
@@ -86,12 +86,12 @@ impl Engine {
         first.error(Kind::Missing, what)
     }
 
-    /// Sends this rank's sides to the neighbours.
-    fn name_sides(
+    /// Sends this rank's records to the neighbours.
+    fn send_records(
         &self,
         state: &mut State,
         neighbours: &[Neighbour],
-        mine: Vec<Side>,
+        mine: Vec<NeighbourRecord>,
     ) -> Result<()> {
         for one in neighbours {
             let peer = state.peers.make(one.rank);
@@ -103,40 +103,40 @@ impl Engine {
             let what = format!("the bootstrap no longer reaches the other ranks ({why})");
             return Err(Error::new(BUILD, Kind::BootstrapLost, what));
         }
-        for (one, side) in neighbours.iter().zip(mine) {
-            self.send_control(state, one.rank, vec![Control::Neighbour(Box::new(side))]);
+        for (one, record) in neighbours.iter().zip(mine) {
+            self.send_control(state, one.rank, vec![Control::Neighbour(Box::new(record))]);
         }
         Ok(())
     }
 }
 
-/// The side of a neighbour, if it has arrived.
-fn take_side(state: &mut State, one: &Neighbour) -> Option<Side> {
-    let sides = &mut state.peers.get_mut(one.rank)?.neighbours;
-    let first = sides.iter().position(|side| matches(one, side))?;
-    Some(sides.remove(first))
+/// The record of a neighbour, if it has arrived.
+fn take_record(state: &mut State, one: &Neighbour) -> Option<NeighbourRecord> {
+    let records = &mut state.peers.get_mut(one.rank)?.neighbours;
+    let first = records.iter().position(|record| matches(one, record))?;
+    Some(records.remove(first))
 }
 
-fn matches(one: &Neighbour, side: &Side) -> bool {
-    (side.send, side.receive) == (one.receive, one.send)
+fn matches(one: &Neighbour, record: &NeighbourRecord) -> bool {
+    (record.send, record.receive) == (one.receive, one.send)
 }
 
 /// Compares the bytes of both ends.
 ///
 /// # Errors
 /// `Invalid`, naming the neighbour and both sizes.
-pub(super) fn sizes(one: &Neighbour, side: &Side) -> Result<()> {
+pub(super) fn sizes(one: &Neighbour, record: &NeighbourRecord) -> Result<()> {
     let Neighbour { rank, .. } = one;
     let what = match (one.sends(), one.receives()) {
-        (sends, _) if sends != side.receives => format!(
+        (sends, _) if sends != record.receives => format!(
             "this rank sends {sends} bytes to {}, and rank {rank} receives {} bytes",
             one.name(),
-            side.receives
+            record.receives
         ),
-        (_, receives) if receives != side.sends => format!(
+        (_, receives) if receives != record.sends => format!(
             "this rank receives {receives} bytes from {}, and rank {rank} sends {} bytes",
             one.name(),
-            side.sends
+            record.sends
         ),
         _ => return Ok(()),
     };

@@ -1,9 +1,9 @@
 //! Neighbourhoods: a persistent exchange of data with any number of neighbours, one step after the
 //! other.
 //!
-//! `spec` has the neighbours as the application names them, `join` exchanges them with the
-//! neighbours, `exchange` has what is fixed by then: memory, addresses, and the tables of moves
-//! between the pieces and the memory that the NIC uses. `by_stream` and `by_cpu` execute the three
+//! `spec` has the neighbours as the application names them, `join` exchanges their records,
+//! `exchange` has what is fixed after that: memory, addresses, and the tables of moves between the
+//! pieces and the memory that the NIC uses. `by_stream` and `by_cpu` execute the three
 //! parts of a step: ready, send and wait. `request::step` has the words of an exchange and the
 //! record of a step.
 //!

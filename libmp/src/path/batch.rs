@@ -4,7 +4,7 @@ use super::{Atomic, Lane, Piece, Span, foreign, local, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 
-const PREPARE: &str = "prepare put";
+const PREPARE: &str = "prepare request";
 
 /// A put that is prepared on a lane, in flight, or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ impl<'q, const N: usize> Batch<'q, N> {
                 let what = "the word is in memory of this rank itself, where NICs execute the \
                             atomics of other ranks, and neither the CPU nor a kernel is atomic \
                             with them; use a word of another rank";
-                Err(Error::new("prepare atomic", Kind::Unsupported, what))
+                Err(Error::new(PREPARE, Kind::Unsupported, what))
             }
             _ => Err(foreign(PREPARE)),
         };
@@ -255,7 +255,7 @@ impl<'q, const N: usize> Batch<'q, N> {
         let made = &self.made[..self.count];
         self.lane.post(made.iter().flatten().copied())?;
         let last = made.last().copied().flatten();
-        last.ok_or_else(|| Error::new("post send", Kind::Invalid, "the batch has no puts"))
+        last.ok_or_else(|| Error::new("post request", Kind::Invalid, "the batch has no puts"))
     }
 
     /// The lane on which the puts are prepared, for its addresses.

@@ -24,7 +24,7 @@ impl Lane {
         match (self, put) {
             (Lane::Nic(lane), Put::Nic(put)) => lane.poll(put),
             (Lane::Local(lane), Put::Local(put)) => lane.poll(put),
-            _ => Err(foreign("poll put")),
+            _ => Err(foreign("test request")),
         }
     }
 
@@ -38,7 +38,7 @@ impl Lane {
         match (self, put) {
             (Lane::Nic(lane), Put::Nic(put)) => lane.abort(put),
             (Lane::Local(lane), Put::Local(put)) => lane.abort(put),
-            _ => Err(foreign("abort put")),
+            _ => Err(foreign("cancel request")),
         }
     }
 
@@ -48,7 +48,7 @@ impl Lane {
         match (self, put) {
             (Lane::Nic(lane), Put::Nic(put)) => lane.wait_on(stream, put, flush),
             (Lane::Local(lane), Put::Local(put)) => lane.wait_on(stream, put),
-            _ => Err(foreign("wait for put")),
+            _ => Err(foreign("wait on stream")),
         }
     }
 
@@ -123,7 +123,7 @@ impl Lane {
             match (&mut *self, put) {
                 (Lane::Nic(lane), Put::Nic(put)) => lane.post(put)?,
                 (Lane::Local(lane), Put::Local(put)) => lane.post(put)?,
-                _ => return Err(foreign("post put")),
+                _ => return Err(foreign("post request")),
             }
         }
         if let Lane::Local(lane) = self {
@@ -176,7 +176,7 @@ impl Lane {
         }
         puts.last().copied().ok_or_else(|| {
             let what = "the message has no puts";
-            Error::new("patch message", Kind::Invalid, what)
+            Error::new("post request", Kind::Invalid, what)
         })
     }
 }

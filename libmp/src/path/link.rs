@@ -59,7 +59,7 @@ impl Link {
                 "rank {} named lane {lane}, which is out of range",
                 self.peer
             );
-            let error = Error::new("open lane", Kind::Protocol, what);
+            let error = Error::new("open connection", Kind::Protocol, what);
             return Err(error.with_rank(self.peer).with_limit(LANES, "lanes"));
         }
         if self.lanes[at].is_some() {
@@ -151,6 +151,6 @@ fn known(lanes: &mut [Option<Lane>; LANES], peer: u32, lane: u8) -> Result<&mut 
     let known = lanes.get_mut(usize::from(lane)).and_then(Option::as_mut);
     known.ok_or_else(|| {
         let what = format!("rank {peer} named lane {lane}, which is not open");
-        Error::new("open lane", Kind::Protocol, what).with_rank(peer)
+        Error::new("open connection", Kind::Protocol, what).with_rank(peer)
     })
 }

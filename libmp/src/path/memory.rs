@@ -51,7 +51,7 @@ impl Keys {
             Some(_) => Ok(Place { addr, keys }),
             None => {
                 let what = "the memory has no key for the first NIC";
-                Err(Error::new("announce receive", Kind::Invalid, what))
+                Err(Error::new("prepare receive", Kind::Invalid, what))
             }
         }
     }

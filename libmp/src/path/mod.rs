@@ -24,6 +24,7 @@ mod order;
 mod several;
 mod word;
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use gdsync::gpu::{MemoryKind, Region, Word32};
@@ -138,6 +139,19 @@ impl Paths {
     /// Allocates and registers pinned memory.
     pub fn pinned(&self, len: usize, rights: Rights) -> Result<Keys> {
         self.register(&self.gpu().alloc(MemoryKind::Pinned, len)?, rights)
+    }
+
+    /// Checks that memory, which `name` describes, was registered with these paths.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    #[inline]
+    pub fn check(&self, operation: &'static str, keys: &Keys, name: &dyn Debug) -> Result<()> {
+        if self.knows(keys) {
+            return Ok(());
+        }
+        let what = format!("{name:?} is registered by another context; use memory of this context");
+        Err(Error::new(operation, Kind::Invalid, what))
     }
 
     /// Whether memory was registered with these paths.

@@ -83,7 +83,7 @@ impl WordOrder {
                      MP_TELL=write if the fabric has one path between the two NICs"
                 }
             };
-            return Err(Error::new("open lane", Kind::Unsupported, what));
+            return Err(Error::new("open connection", Kind::Unsupported, what));
         }
         Ok(chosen)
     }

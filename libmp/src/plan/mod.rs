@@ -7,8 +7,8 @@
 //! ([`crate::path::Lists`]).
 //!
 //! If a part is refused, the plan aborts all puts that it has not posted, the newest first. A plan
-//! without a list before the kernel is then undone as a whole, because the kernel of a refused call
-//! has no effect that a second call does not repeat.
+//! without a list before the kernel is then undone as a whole: its kernel writes only memory of the
+//! library, which a second call writes again.
 //!
 //! Its users are the calls that post to several peers at once: `neighbourhood`, `collective`, and
 //! `two_sided::{post_all, wait_all}`. State (`two_sided::state`) keeps the buffers.

@@ -149,53 +149,12 @@ impl Strided {
     fn new(
         memory: &Memory,
         offset: usize,
-        mut block: usize,
-        mut row: Level,
-        mut plane: Level,
+        block: usize,
+        row: Level,
+        plane: Level,
     ) -> Result<Strided> {
-        // The bytes from the first to the last of repeated pieces.
-        let extent = |one: usize, level: Level| match level.count.checked_sub(1) {
-            Some(steps) => steps.checked_mul(level.stride)?.checked_add(one),
-            None => Some(0),
-        };
-        let whole = extent(block, row).and_then(|row| extent(row, plane));
-        let end = whole.and_then(|whole| whole.checked_add(offset));
-        if end.is_none_or(|end| end > memory.len()) {
-            let what = format!(
-                "{} x {} pieces of {block} bytes from {offset} on, every {} and {} bytes, exceed \
-                 {memory:?}",
-                row.count, plane.count, row.stride, plane.stride
-            );
-            let error = Error::new(SLICE, Kind::Invalid, what);
-            return Err(error.with_limit(memory.len(), "bytes"));
-        }
-        // Pieces that are repeated behind their end, or between each other.
-        let apart = |one: usize, a: Level, b: Level| {
-            let behind = |one, level: Level| level.count <= 1 || level.stride >= one;
-            behind(one, a) && extent(one, a).is_some_and(|row| behind(row, b))
-        };
-        if !apart(block, row, plane) && !apart(block, plane, row) {
-            let what = format!(
-                "{} x {} pieces of {block} bytes, every {} and {} bytes, overlap; use larger \
-                 distances",
-                row.count, plane.count, row.stride, plane.stride
-            );
-            return Err(Error::new(SLICE, Kind::Invalid, what));
-        }
-        if block == 0 || row.count == 0 || plane.count == 0 {
-            (block, row, plane) = (0, Level { count: 0, ..ONCE }, ONCE);
-        }
-        for _ in 0..2 {
-            if row.count == 1 {
-                (row, plane) = (plane, ONCE);
-            }
-            if row.stride == block && row.count > 0 {
-                (block, row) = (block * row.count, ONCE);
-            }
-        }
-        if row.stride.checked_mul(row.count) == Some(plane.stride) && plane != ONCE {
-            (row.count, plane) = (row.count * plane.count, ONCE);
-        }
+        check(memory, offset, block, row, plane)?;
+        let (block, row, plane) = merged(block, row, plane);
         let mut strided = Strided {
             memory: memory.clone(),
             offset,
@@ -324,6 +283,63 @@ impl Strided {
 }
 
 const SLICE: &str = "slice memory";
+
+/// The bytes from the first to the last of pieces of `one` bytes; `None` if they overflow.
+fn extent(one: usize, level: Level) -> Option<usize> {
+    match level.count.checked_sub(1) {
+        Some(steps) => steps.checked_mul(level.stride)?.checked_add(one),
+        None => Some(0),
+    }
+}
+
+/// # Errors
+/// `Invalid` if the pieces exceed the memory, or if they may overlap.
+fn check(memory: &Memory, offset: usize, block: usize, row: Level, plane: Level) -> Result<()> {
+    let whole = extent(block, row).and_then(|row| extent(row, plane));
+    let end = whole.and_then(|whole| whole.checked_add(offset));
+    if end.is_none_or(|end| end > memory.len()) {
+        let what = format!(
+            "{} x {} pieces of {block} bytes from {offset} on, every {} and {} bytes, exceed \
+             {memory:?}",
+            row.count, plane.count, row.stride, plane.stride
+        );
+        let error = Error::new(SLICE, Kind::Invalid, what);
+        return Err(error.with_limit(memory.len(), "bytes"));
+    }
+    // Each level repeats the pieces of the other behind their end, or between each other.
+    let apart = |one: usize, a: Level, b: Level| {
+        let behind = |one, level: Level| level.count <= 1 || level.stride >= one;
+        behind(one, a) && extent(one, a).is_some_and(|row| behind(row, b))
+    };
+    if !apart(block, row, plane) && !apart(block, plane, row) {
+        let what = format!(
+            "{} x {} pieces of {block} bytes, every {} and {} bytes, overlap; use larger \
+             distances",
+            row.count, plane.count, row.stride, plane.stride
+        );
+        return Err(Error::new(SLICE, Kind::Invalid, what));
+    }
+    Ok(())
+}
+
+/// The same bytes in the same order with the fewest pieces and levels.
+fn merged(mut block: usize, mut row: Level, mut plane: Level) -> (usize, Level, Level) {
+    if block == 0 || row.count == 0 || plane.count == 0 {
+        return (0, Level { count: 0, ..ONCE }, ONCE);
+    }
+    for _ in 0..2 {
+        if row.count == 1 {
+            (row, plane) = (plane, ONCE);
+        }
+        if row.stride == block && row.count > 0 {
+            (block, row) = (block * row.count, ONCE);
+        }
+    }
+    if row.stride.checked_mul(row.count) == Some(plane.stride) && plane != ONCE {
+        (row.count, plane) = (row.count * plane.count, ONCE);
+    }
+    (block, row, plane)
+}
 
 #[cfg(test)]
 mod tests {

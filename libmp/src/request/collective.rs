@@ -78,7 +78,7 @@ impl TeamFailure {
     }
 }
 
-/// A stream's call that has not ended, or has.
+/// The record of a stream's call.
 #[derive(Debug)]
 pub(crate) struct Collection {
     pub team: Arc<Team>,
@@ -158,7 +158,8 @@ impl Team {
         self.passed.load().unwrap_or(0) >= number
     }
 
-    /// Whether a kernel has copied nothing in call `number`, because of this or an earlier call.
+    /// Whether the kernel of call `number` has copied nothing, because it or an earlier one has
+    /// found a fault.
     pub fn has_fault(&self, number: u64) -> bool {
         let call = self.fault[0].load().unwrap_or(0);
         call != 0 && number >= call && !on(Mutant::ReleasedCallSucceeds)

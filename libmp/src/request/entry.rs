@@ -1,5 +1,5 @@
-//! One request: what every request has, and the states of sends and of receives; `one_sided` has
-//! those of operations with windows.
+//! One request: the fields of every request, and the states of sends and of receives. `one_sided`,
+//! `step` and `collective` have the states of the others.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub(crate) enum ReceiveState {
     Prepared,
     /// From any rank, and no message has matched it.
     Unmatched,
-    /// It has its number; no stream takes its message in.
+    /// It has its number, and no stream waits for it.
     Posted,
     /// The stream with this number takes its message in.
     Claimed(u64),

@@ -37,8 +37,9 @@ impl Reached {
         }
     }
 
-    /// A new position of a stream, behind the earlier ones. The caller enqueues its store. It has
-    /// lent no stream: this looks at others.
+    /// A new position of a stream, behind the earlier ones. The caller enqueues its store. The
+    /// caller holds no stream that [`WeakStream::lend`] returned, because this call looks at other
+    /// streams.
     ///
     /// # Errors
     /// `Gdsync` if there is no memory for the word of a new stream.

@@ -1,12 +1,12 @@
 //! Steps of an exchange with neighbours: the words by which the neighbours synchronise, and the
 //! record of a step that a stream or the CPU executes.
 //!
-//! Each peer stores the number of a step into two words of this rank: *ready* when it may be sent
-//! the data of the step, *arrived* behind its own data. A peer can be several neighbours, which
-//! share the words. Successive steps use different words,
-//! because the words of two steps may be in flight on different lanes. A step that lacks a word of a
-//! neighbour that was given up has failed: the library stores a value into all words of this
-//! neighbour that releases the waits of this step and of all later ones.
+//! Each peer stores the number of a step into two words of this rank: the *ready word* when this
+//! rank may send it the data of the step, the *arrival word* behind its own data. A peer can be
+//! several neighbours, which share the words. Successive steps use different words, because the
+//! words of two steps may be in flight on different lanes. A step that lacks a word of a peer that
+//! was given up has failed: the library stores a value into all words of this peer that releases
+//! the waits of this step and of all later ones.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,31 +34,32 @@ pub(crate) fn reached(word: &Word64, step: u64) -> bool {
 
 /// The neighbours that are the same other rank.
 #[derive(Debug)]
-pub(crate) struct Side {
+pub(crate) struct PeerState {
     pub rank: u32,
     /// The number of neighbours.
-    pub neighbours: u64,
+    pub count: u64,
     /// The tags under which this rank sends to the first of them and receives from it.
     pub send: u32,
     pub receive: u32,
     /// The bytes that a step sends to all of them and receives from them.
     pub bytes: [u64; 2],
-    /// It may be sent the data of a step. By parity of the step, as all arrays of two.
+    /// Its ready words: this rank may send it the data of a step. By parity of the step, as all
+    /// arrays of two.
     pub ready: [Word64; 2],
-    /// Its data has arrived.
+    /// Its arrival words: its data has arrived.
     pub arrived: [Word64; 2],
     /// The first step that failed because it was given up, or `u64::MAX`. Relaxed: written and read
     /// under the engine's lock.
     lost: AtomicU64,
 }
 
-impl Side {
-    /// A side without neighbours; `tags` are those of the first.
-    pub fn new(rank: u32, tags: [u32; 2], words: [Word64; 4]) -> Side {
+impl PeerState {
+    /// A peer without neighbours; `tags` are those of the first.
+    pub fn new(rank: u32, tags: [u32; 2], words: [Word64; 4]) -> PeerState {
         let [even, odd, even_data, odd_data] = words;
-        Side {
+        PeerState {
             rank,
-            neighbours: 0,
+            count: 0,
             send: tags[0],
             receive: tags[1],
             bytes: [0; 2],
@@ -70,7 +71,7 @@ impl Side {
 
     /// Adds a neighbour, with the bytes that a step sends to it and receives from it.
     pub fn add(&mut self, [sent, received]: [u64; 2]) {
-        self.neighbours += 1;
+        self.count += 1;
         self.bytes[0] += sent;
         self.bytes[1] += received;
     }
@@ -107,10 +108,11 @@ pub(crate) struct Last {
     pub puts: Vec<Option<(u8, Put)>>,
 }
 
-/// The words of an exchange. The records of its steps hold it, and it holds all memory of them.
+/// The part of a [`Neighbourhood`](crate::Neighbourhood) that the background work uses: its words.
+/// The records of its steps hold it, and it holds all memory that they use.
 #[derive(Debug)]
-pub(crate) struct Board {
-    pub sides: Vec<Side>,
+pub(crate) struct ExchangeWords {
+    pub peers: Vec<PeerState>,
     /// The last step whose waits a stream has passed.
     pub passed: Word64,
     /// Locked under the engine's lock, or while there is none.
@@ -120,11 +122,11 @@ pub(crate) struct Board {
     _memory: Vec<Memory>,
 }
 
-impl Board {
-    pub fn new(sides: Vec<Side>, passed: Word64, memory: Vec<Memory>) -> Board {
-        let puts = vec![None; sides.len()];
-        Board {
-            sides,
+impl ExchangeWords {
+    pub fn new(peers: Vec<PeerState>, passed: Word64, memory: Vec<Memory>) -> ExchangeWords {
+        let puts = vec![None; peers.len()];
+        ExchangeWords {
+            peers,
             passed,
             last: Mutex::new(Last { step: 0, puts }),
             abandoned: AtomicBool::new(false),
@@ -136,7 +138,7 @@ impl Board {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a step end without its wait.
+    /// Lets a step that was sent end although no call waits for it.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }
@@ -147,21 +149,21 @@ impl Board {
 
     /// Releases all waits for a neighbour that was given up, if a step up to `step` lacks one of
     /// its words, or if the put of `step` to it failed.
-    pub fn lose(&self, side: &Side, step: u64, unsent: bool) {
-        let lacking = side.first_lacking();
+    pub fn lose(&self, neighbour: &PeerState, step: u64, unsent: bool) {
+        let lacking = neighbour.first_lacking();
         let from = if unsent { lacking.min(step) } else { lacking };
-        if from <= step && !side.is_lost(from) {
-            side.lose(from);
+        if from <= step && !neighbour.is_lost(from) {
+            neighbour.lose(from);
         }
     }
 
     /// Releases all waits.
     pub fn release(&self) {
-        self.sides.iter().for_each(|side| side.lose(0));
+        self.peers.iter().for_each(|neighbour| neighbour.lose(0));
     }
 }
 
-/// What a step lacks.
+/// The word of a neighbour that a step lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lacking {
     Ready,
@@ -171,7 +173,7 @@ pub(crate) enum Lacking {
 /// The record of a step: from its send to the end of its wait.
 #[derive(Debug)]
 pub(crate) struct Step {
-    pub board: Arc<Board>,
+    pub words: Arc<ExchangeWords>,
     pub number: u64,
     /// The position of the wait for the data, once it is enqueued.
     pub wait: Option<u64>,
@@ -180,35 +182,35 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Whether the neighbour has not given ready, or has not sent.
-    pub fn lacks(&self, side: &Side) -> Option<Lacking> {
+    /// Which word of the neighbour the step lacks.
+    pub fn lacks(&self, neighbour: &PeerState) -> Option<Lacking> {
         let at = parity(self.number);
         match () {
-            () if !reached(&side.ready[at], self.number) => Some(Lacking::Ready),
-            () if !reached(&side.arrived[at], self.number) => Some(Lacking::Data),
+            () if !reached(&neighbour.ready[at], self.number) => Some(Lacking::Ready),
+            () if !reached(&neighbour.arrived[at], self.number) => Some(Lacking::Data),
             () => None,
         }
     }
 
     /// The first neighbour for whose word a stream waits now.
-    pub fn lack(&self) -> Option<(&Side, Lacking)> {
-        let lacks = |side| Some((side, self.lacks(side)?));
+    pub fn lack(&self) -> Option<(&PeerState, Lacking)> {
+        let lacks = |neighbour| Some((neighbour, self.lacks(neighbour)?));
         let lacking = |what| {
-            let mut sides = self.board.sides.iter().filter_map(lacks);
-            sides.find(|(_, lacking)| *lacking == what)
+            let mut neighbours = self.words.peers.iter().filter_map(lacks);
+            neighbours.find(|(_, lacking)| *lacking == what)
         };
         lacking(Lacking::Ready).or_else(|| lacking(Lacking::Data).filter(|_| self.wait.is_some()))
     }
 
     /// Whether a stream has passed all waits of the step.
     pub fn is_passed(&self) -> bool {
-        self.wait.is_some() && reached(&self.board.passed, self.number)
+        self.wait.is_some() && reached(&self.words.passed, self.number)
     }
 
     /// The first neighbour because of which the step failed.
-    pub fn lost(&self) -> Option<&Side> {
-        let mut sides = self.board.sides.iter();
-        sides.find(|side| side.is_lost(self.number))
+    pub fn lost(&self) -> Option<&PeerState> {
+        let mut neighbours = self.words.peers.iter();
+        neighbours.find(|neighbour| neighbour.is_lost(self.number))
     }
 }
 
@@ -219,7 +221,7 @@ mod tests {
 
     use super::*;
 
-    fn board() -> Arc<Board> {
+    fn words() -> Arc<ExchangeWords> {
         let gpu = Gpu::soft().unwrap();
         let memory = gpu.alloc(MemoryKind::Pinned, 128).unwrap();
         let word = |at: usize| memory.word64(8 * at).unwrap();
@@ -229,13 +231,13 @@ mod tests {
         }
         let passed = word(4);
         passed.store(0).unwrap();
-        let sides = vec![Side::new(3, [1, 2], words)];
-        Arc::new(Board::new(sides, passed, Vec::new()))
+        let peers = vec![PeerState::new(3, [1, 2], words)];
+        Arc::new(ExchangeWords::new(peers, passed, Vec::new()))
     }
 
-    fn step(board: &Arc<Board>, number: u64) -> Step {
+    fn step(words: &Arc<ExchangeWords>, number: u64) -> Step {
         Step {
-            board: Arc::clone(board),
+            words: Arc::clone(words),
             number,
             wait: Some(0),
             done: None,
@@ -244,37 +246,37 @@ mod tests {
 
     #[test]
     fn step_lacks_its_own_words_only() {
-        let board = board();
-        let side = &board.sides[0];
-        assert_eq!(step(&board, 1).lacks(side), Some(Lacking::Ready));
-        assert_eq!(step(&board, 2).lacks(side), Some(Lacking::Ready));
-        side.ready[1].store(1).unwrap();
-        assert_eq!(step(&board, 1).lacks(side), Some(Lacking::Data));
-        assert_eq!(step(&board, 2).lacks(side), Some(Lacking::Ready));
-        side.arrived[1].store(1).unwrap();
-        assert_eq!(step(&board, 1).lacks(side), None);
-        assert_eq!(step(&board, 3).lacks(side), Some(Lacking::Ready));
+        let words = words();
+        let neighbour = &words.peers[0];
+        assert_eq!(step(&words, 1).lacks(neighbour), Some(Lacking::Ready));
+        assert_eq!(step(&words, 2).lacks(neighbour), Some(Lacking::Ready));
+        neighbour.ready[1].store(1).unwrap();
+        assert_eq!(step(&words, 1).lacks(neighbour), Some(Lacking::Data));
+        assert_eq!(step(&words, 2).lacks(neighbour), Some(Lacking::Ready));
+        neighbour.arrived[1].store(1).unwrap();
+        assert_eq!(step(&words, 1).lacks(neighbour), None);
+        assert_eq!(step(&words, 3).lacks(neighbour), Some(Lacking::Ready));
     }
 
     #[test]
     fn lost_neighbour_fails_the_steps_that_lack_a_word_and_later_ones() {
         for (arrived, unsent, lost) in [([0, 1], false, 2), ([2, 1], false, 3), ([2, 1], true, 2)] {
-            let board = board();
-            let side = &board.sides[0];
+            let words = words();
+            let neighbour = &words.peers[0];
             for at in [0, 1] {
-                side.ready[at].store(2 - at as u64).unwrap();
+                neighbour.ready[at].store(2 - at as u64).unwrap();
                 let none = before(at);
                 let word = arrived[at];
-                side.arrived[at]
+                neighbour.arrived[at]
                     .store(if word == 0 { none } else { word })
                     .unwrap();
             }
-            board.lose(side, 2, unsent);
-            let failed: Vec<bool> = (1..5).map(|n| side.is_lost(n)).collect();
+            words.lose(neighbour, 2, unsent);
+            let failed: Vec<bool> = (1..5).map(|n| neighbour.is_lost(n)).collect();
             let lost_here = lost <= 2;
             let expected: Vec<bool> = (1..5).map(|n| lost_here && n >= lost).collect();
             assert_eq!(failed, expected, "{arrived:?} {unsent}");
-            assert_eq!(reached(&side.arrived[0], 1000), lost_here);
+            assert_eq!(reached(&neighbour.arrived[0], 1000), lost_here);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Counters of a context: what ended and what was waited for, by peer. The lock of the context's
-//! state guards them, so counting is an addition. [`Context::stats`](crate::Context::stats) copies
-//! them.
+//! Counters of a context: the messages and operations that ended, and the waits, by peer. The lock
+//! of the context's state guards them, so counting is an addition.
+//! [`Context::stats`](crate::Context::stats) copies them.
 
 #[cfg(test)]
 mod tests;
@@ -100,7 +100,7 @@ impl Counts {
                 Action::FetchAdd | Action::CompareSwap => self.atomics += 1,
                 _ => {}
             },
-            // The latter two have several peers; see `exchanged`.
+            // Steps and collective calls have several peers; see `exchanged`.
             Operation::Signal(_) | Operation::Step(_) | Operation::Collective(_) => {}
         }
     }

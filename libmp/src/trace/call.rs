@@ -15,7 +15,7 @@ use super::Trace;
 use super::nvtx::Nvtx;
 use crate::error::Result;
 
-/// What a call is about.
+/// The arguments of a call that observers show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub peer: Option<u32>,
@@ -26,16 +26,17 @@ pub(crate) struct Facts {
 }
 
 /// What observes the calls of a context.
-pub(crate) struct Seen {
+pub(crate) struct Observers {
     rank: u32,
     trace: Option<Arc<Trace>>,
     nvtx: Option<&'static Nvtx>,
-    /// Whether one of them is there.
+    /// Whether a timeline or NVTX observes calls.
     any: bool,
 }
 
-impl Seen {
-    /// Observers as the settings and the machine have them. `trace`: the file, with its rank.
+impl Observers {
+    /// The observers that the settings and the machine have. `trace`: the file of this rank, and
+    /// the number of events that it keeps.
     ///
     /// # Errors
     /// `System` if the file cannot be written; errors of gdsync.
@@ -43,12 +44,12 @@ impl Seen {
         (rank, size): (u32, u32),
         gpu: &Gpu,
         trace: Option<(PathBuf, usize)>,
-    ) -> Result<Seen> {
+    ) -> Result<Observers> {
         let open = |(path, events)| Trace::open((rank, size), gpu, path, events);
         let trace = trace.map(open).transpose()?;
         let nvtx = Nvtx::get().ok();
         let any = trace.is_some() || nvtx.is_some();
-        Ok(Seen {
+        Ok(Observers {
             rank,
             trace,
             nvtx,
@@ -59,7 +60,11 @@ impl Seen {
     /// Observes a call until the result is dropped. Without an observer and without a subscriber of
     /// `tracing` it is two loads.
     #[inline]
-    pub fn call(&self, name: &'static CStr, facts: impl FnOnce() -> Facts) -> Option<InCall<'_>> {
+    pub fn call(
+        &self,
+        name: &'static CStr,
+        facts: impl FnOnce() -> Facts,
+    ) -> Option<ObservedCall<'_>> {
         match self.any || tracing::enabled!(target: "mp::call", Level::TRACE) {
             false => None,
             true => Some(self.enter(name, facts())),
@@ -67,7 +72,7 @@ impl Seen {
     }
 
     #[cold]
-    fn enter(&self, name: &'static CStr, facts: Facts) -> InCall<'_> {
+    fn enter(&self, name: &'static CStr, facts: Facts) -> ObservedCall<'_> {
         let (rank, text) = (self.rank, name.to_str().unwrap_or("call"));
         let Facts {
             peer,
@@ -79,7 +84,7 @@ impl Seen {
             target: "mp::call", "call", name = text, rank, peer, tag, bytes, stream
         );
         let trace = self.trace.as_deref();
-        InCall {
+        ObservedCall {
             range: self.nvtx.map(|nvtx| nvtx.range(name)),
             trace: trace.map(|trace| (trace, trace.begin(text, facts))),
             _span: span.entered(),
@@ -101,15 +106,15 @@ impl Seen {
     }
 }
 
-impl fmt::Debug for Seen {
+impl fmt::Debug for Observers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "observers of rank {}", self.rank)
     }
 }
 
-/// A call that runs. Dropped by the thread that made it.
+/// A call while it runs. The thread that made the call drops it.
 #[must_use = "it ends when it is dropped"]
-pub(crate) struct InCall<'a> {
+pub(crate) struct ObservedCall<'a> {
     /// Ends the NVTX range when it is dropped.
     #[expect(dead_code, reason = "its drop has the effect")]
     range: Option<super::nvtx::Range>,
@@ -124,7 +129,7 @@ pub(super) struct Begun {
     pub at: Time,
 }
 
-impl Drop for InCall<'_> {
+impl Drop for ObservedCall<'_> {
     fn drop(&mut self) {
         if let Some((trace, begun)) = self.trace {
             trace.end(begun);

@@ -10,7 +10,7 @@ use gds_step::Time;
 use super::call::Facts;
 use super::ring::{Event, Ring, Stamp, Track};
 
-/// What the file says about its rank.
+/// The facts about the rank that the file begins with.
 pub(super) struct Header<'a> {
     pub rank: u32,
     pub size: u32,

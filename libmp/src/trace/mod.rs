@@ -1,6 +1,6 @@
 //! Observation of a context: spans of `tracing` and ranges of NVTX around its calls (`call`,
-//! `nvtx`), and the timeline that `MP_TRACE` names: what the CPU called, what each stream was given,
-//! and when each stream passed it (`ring`), as a file for Perfetto or Chrome (`json`).
+//! `nvtx`), and the timeline that `MP_TRACE` names: the calls of the CPU, the submissions of each
+//! stream, and when the stream passed them (`ring`), as a file for Perfetto or Chrome (`json`).
 //!
 //! Times of streams are stamps that `gdsync` enqueues behind each submission: noted by the engine of
 //! the software GPU, or timing events of CUDA. The CPU does not estimate them.
@@ -25,7 +25,7 @@ use crate::error::{Error, Kind, Result};
 use call::Begun;
 use ring::{Event, Ring, Track};
 
-pub(crate) use call::{Facts, Seen};
+pub(crate) use call::{Facts, Observers};
 
 /// The default number of events that a timeline keeps: about 20 MB.
 pub(crate) const MOST_EVENTS: usize = 1 << 16;
@@ -62,7 +62,7 @@ struct Inner {
     open: Vec<(ThreadId, u64, &'static str, Facts)>,
     /// Number of calls so far.
     calls: u64,
-    /// Whether the file lacks events.
+    /// Whether events have changed since the file was written.
     changed: bool,
 }
 

@@ -36,12 +36,12 @@ pub(super) struct Event {
     pub name: String,
     /// The kind of work, for colours and filters: `send`, `kernel`, `wait`, ..
     pub kind: &'static str,
-    /// What a stream was given: `kernel gds_copy`; empty for a call.
+    /// What the submission contains: `kernel gds_copy`; empty for a call.
     pub work: String,
     /// The number of the call: its own, or the one that made the submission; 0: none.
     pub call: u64,
     pub facts: Facts,
-    /// Before the call that enqueued it.
+    /// The time before the call that enqueued it.
     pub posted: Time,
     /// The start on its track: of a call, its begin; of a submission, when the stream had passed
     /// the earlier one and this one was posted.

@@ -22,9 +22,9 @@ const LEAST: Duration = Duration::from_millis(50);
 /// The number of pings in that time.
 const PINGS: u32 = 4;
 
-/// Since when an agreement waits, and how long a rank may be silent.
+/// The times of an agreement: since when it waits, and how long a rank may send nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct AgreementTimer {
     since: Time,
     silence: Duration,
     /// The time of the last look at the ranks.
@@ -42,9 +42,9 @@ impl Engine {
                 state.peers.make(rank);
             }
             if !state.agreement.is_open() {
-                state.patience.since = start;
+                state.agreement_timer.since = start;
             }
-            state.patience.silence = (limit / SILENCE).max(LEAST);
+            state.agreement_timer.silence = (limit / SILENCE).max(LEAST);
             let number = state.agreement.call(value);
             self.advance_agreement(state);
             number
@@ -106,14 +106,14 @@ impl Engine {
         }
         // To lost ranks as well: one that lives finds out that it is not part of the job any more.
         for rank in (0..self.size).filter(|rank| *rank != self.rank) {
-            if !step.notes.is_empty() && state.peers.get(rank).is_some_and(|p| !p.pulse.gone) {
+            if !step.notes.is_empty() && state.peers.get(rank).is_some_and(|p| !p.liveness.gone) {
                 let notes = step.notes.iter().cloned().map(Control::Agree);
                 self.send_control(state, rank, notes.collect());
             }
         }
         let open = state.agreement.is_open();
         for peer in state.peers.iter_mut() {
-            peer.pulse.awaited = open && peer.rank != self.rank;
+            peer.liveness.awaited = open && peer.rank != self.rank;
         }
         true
     }
@@ -123,21 +123,21 @@ impl Engine {
         if !state.agreement.is_open() {
             return;
         }
-        let Patience {
+        let AgreementTimer {
             looked, silence, ..
-        } = state.patience;
-        state.patience.looked = now;
+        } = state.agreement_timer;
+        state.agreement_timer.looked = now;
         if now.since(looked) >= silence / 2 {
             // This rank did no background work, and pinged no rank.
-            state.patience.since = now;
+            state.agreement_timer.since = now;
         }
-        let since = state.patience.since;
+        let since = state.agreement_timer.since;
         let others: Vec<u32> = state.agreement.others().collect();
         for rank in others {
             let Some(peer) = state.peers.get_mut(rank) else {
                 continue;
             };
-            let heard = peer.pulse.heard.map_or(since, |heard| heard.max(since));
+            let heard = peer.liveness.heard.map_or(since, |heard| heard.max(since));
             if now.since(heard) >= silence {
                 let text = format!(
                     "rank {rank} has sent no control message for {} during an agreement: it may \
@@ -147,7 +147,7 @@ impl Engine {
                 // It may have been given up before, after it had given this rank up.
                 state.agreement.lose(rank);
                 self.give_up(state, rank, Status::TIMEOUT, Cause::Other(text));
-            } else if peer.is_here() && peer.pulse.probe(since, now, silence / PINGS) {
+            } else if peer.is_here() && peer.liveness.probe(since, now, silence / PINGS) {
                 self.send_control(state, rank, vec![Control::Ping]);
             }
         }

@@ -136,7 +136,10 @@ impl Engine {
         let number = channel.numbers.next();
         common.number = number;
         channel.refresh_arrival(number);
-        let announced = matches!(channel.said(number), Some((Some(WordKind::Announce), _)));
+        let announced = matches!(
+            channel.first_word(number),
+            Some((Some(WordKind::Announce), _))
+        );
         if announced && common.large {
             check_ready_order(channel, &mut peer.link, number, 0)?;
             if let Some(lane) = peer.link.lane(0) {

@@ -9,7 +9,7 @@ use super::peer::Target;
 use super::post::{POST, unposted};
 use super::receive::{ANY_RANK, advertise};
 use super::spec::On;
-use super::state::{Guard, State, closed, known};
+use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::path::Batch;
 use crate::request::entry::{Entry, Operation, Poster};
@@ -87,10 +87,9 @@ impl Engine {
             Some(entry) => (entry.is_receive(), entry.large),
             None => return Err(Error::unknown_request(POST)),
         };
-        let no_lane = || closed(format!("the lane to rank {rank} is not open"), rank);
         if !is_receive {
             let (common, send, channel, link) = state.outgoing(key)?;
-            let lane = link.lane(lane).ok_or_else(no_lane)?;
+            let lane = link.lane(lane).ok_or_else(|| no_lane(POST, rank))?;
             self.prepare_puts(lane, channel, common, send, now)
                 .map_err(|e| e.of_peer(rank))?;
             common.poster = poster;
@@ -98,7 +97,7 @@ impl Engine {
         }
         let (common, receive, channel, link) = state.incoming(key)?;
         if large && here {
-            let lane = link.lane(lane).ok_or_else(no_lane)?;
+            let lane = link.lane(lane).ok_or_else(|| no_lane(POST, rank))?;
             common.puts = advertise(&mut Batch::new(lane), channel, common, receive)
                 .map_err(|e| e.of_peer(rank))?;
         }

@@ -140,7 +140,7 @@ impl Engine {
                 continue;
             };
             if let Some(step) = entry.step() {
-                step.board.release();
+                step.words.release();
             }
             if let Some(collection) = entry.collective() {
                 collection.team.release_at_once(entry.number);

@@ -48,7 +48,7 @@ impl Engine {
         for rank in sent.gone {
             // The rank is given up after its last control messages are read; see `progress`.
             if let Some(peer) = state.peers.get_mut(rank) {
-                peer.pulse.gone = true;
+                peer.liveness.gone = true;
                 state.gone_poll.hurry();
             }
         }
@@ -126,7 +126,7 @@ impl Engine {
             let what = format!("rank {rank} is not in the job of {} ranks", self.size);
             return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
         };
-        peer.pulse.heard = Some(self.host().now());
+        peer.liveness.heard = Some(self.host().now());
         let message = match Control::decode(bytes) {
             // Accepted also from a peer that was given up: a message that it refused before must
             // not count as sent; the agreement itself ignores the notes of lost ranks.
@@ -157,7 +157,7 @@ impl Engine {
             }
             Control::Window { number: READY, .. } => self.name_ready(state, rank)?,
             Control::Agree(note) => {
-                state.agreement.hear(rank, note)?;
+                state.agreement.receive(rank, note)?;
                 // The next note may belong to the next agreement.
                 self.advance_agreement(state);
             }

@@ -15,7 +15,7 @@ use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
 use crate::path::{NicOptions, Paths};
-use crate::trace::{Seen, file_of};
+use crate::trace::{Observers, file_of};
 
 /// The period of the background work.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
@@ -33,7 +33,7 @@ pub(crate) struct Engine {
     pub bootstrap: Arc<dyn Bootstrap>,
     pub error: Word32,
     /// Observes the calls.
-    pub seen: Seen,
+    pub observers: Observers,
     state: Mutex<State>,
 }
 
@@ -60,7 +60,7 @@ impl Engine {
             false => None,
         };
         let file = |path| (file_of(path, &config.name, rank), config.trace_events);
-        let seen = Seen::open((rank, size), gpu, config.trace.as_deref().map(file))?;
+        let observers = Observers::open((rank, size), gpu, config.trace.as_deref().map(file))?;
         let error = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
         error.store(0)?;
         Ok(Engine {
@@ -71,7 +71,7 @@ impl Engine {
             paths: Paths::open(rank, device, nic, config.timeout, &error, kernels.clone())?,
             kernels,
             error,
-            seen,
+            observers,
             state: Mutex::new(State::new(gpu, (rank, size), config.doorbell)),
             bootstrap,
             config,

@@ -208,7 +208,7 @@ impl Engine {
         let Some(channel) = peer.channels.recvs.get_mut(&tag) else {
             return true;
         };
-        let Some((Some(WordKind::Announce), len)) = channel.said(number) else {
+        let Some((Some(WordKind::Announce), len)) = channel.first_word(number) else {
             return true;
         };
         let next = channel.newest(number).filter(|next| *next != key);
@@ -559,7 +559,7 @@ fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Pu
     check_ready_order(channel, link, number, 0)?;
     let Some(lane) = link.lane(0) else {
         return Err(Error::new(
-            "refuse message",
+            "prepare receive",
             Kind::Closed,
             "the lane is closed",
         ));
@@ -572,8 +572,8 @@ fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Pu
 
 /// Whether the word of a message has the kind TooLong, so that its sender has already failed it.
 fn knows_too_long(state: &State, rank: u32, tag: u32, number: u64) -> bool {
-    let said = state
+    let word = state
         .receiving(rank, tag)
-        .and_then(|channel| channel.said(number));
-    matches!(said, Some((Some(WordKind::TooLong), _)))
+        .and_then(|channel| channel.first_word(number));
+    matches!(word, Some((Some(WordKind::TooLong), _)))
 }

@@ -22,7 +22,7 @@ pub(super) enum Life {
     /// The bootstrap reports that the peer is gone.
     Gone,
     /// The peer was pinged this long ago and has not answered.
-    Mute(Duration),
+    Silent(Duration),
     Unknown,
     /// The peer is this rank.
     Own,
@@ -30,7 +30,7 @@ pub(super) enum Life {
 
 /// The data about a peer's liveness.
 #[derive(Debug, Default)]
-pub(crate) struct Pulse {
+pub(crate) struct Liveness {
     /// The bootstrap has reported that the peer is gone.
     pub gone: bool,
     /// An agreement waits for the peer.
@@ -41,7 +41,7 @@ pub(crate) struct Pulse {
     probed: Option<Time>,
 }
 
-impl Pulse {
+impl Liveness {
     /// Whether the peer is alive, if a request has waited for it since `since`; a ping is sent
     /// after `silence`.
     fn life(&self, since: Option<Time>, now: Time, silence: Duration) -> Life {
@@ -55,7 +55,7 @@ impl Pulse {
         let fresh = |heard: &Time| *heard >= since && now.since(*heard) <= 2 * silence;
         match (self.heard.filter(fresh), self.probed) {
             (Some(_), _) => Life::Alive,
-            (None, Some(probed)) if probed >= since => Life::Mute(now.since(probed)),
+            (None, Some(probed)) if probed >= since => Life::Silent(now.since(probed)),
             (None, _) => Life::Unknown,
         }
     }
@@ -107,10 +107,10 @@ impl GonePoll {
         let turn = next.find(lives);
         self.at = turn.map_or(self.at, |rank| rank + 1);
         let due = peers.here().filter(|peer| {
-            let waits = asked[peer.rank as usize] || peer.pulse.gone || peer.owes_answer();
+            let waits = asked[peer.rank as usize] || peer.liveness.gone || peer.owes_answer();
             waits || turn == Some(peer.rank)
         });
-        due.map(|peer| (peer.rank, peer.pulse.gone)).collect()
+        due.map(|peer| (peer.rank, peer.liveness.gone)).collect()
     }
 }
 
@@ -120,7 +120,7 @@ impl Engine {
         match peer {
             None => Life::Unknown,
             Some(peer) if peer.rank == self.rank => Life::Own,
-            Some(peer) => peer.pulse.life(since, self.host().now(), self.silence()),
+            Some(peer) => peer.liveness.life(since, self.host().now(), self.silence()),
         }
     }
 
@@ -134,7 +134,7 @@ impl Engine {
     pub(super) fn probe(&self, state: &mut State, rank: u32, since: Time, now: Time) {
         let other = |peer: &&mut Peer| rank != self.rank && peer.is_here();
         if let Some(peer) = state.peers.get_mut(rank).filter(other)
-            && peer.pulse.probe(since, now, self.silence())
+            && peer.liveness.probe(since, now, self.silence())
         {
             self.send_control(state, rank, vec![Control::Ping]);
         }
@@ -164,26 +164,26 @@ mod tests {
         };
         assert_eq!(ask(&peers), [(0, false)]);
         assert_eq!(ask(&peers), [(3, false)]);
-        peers.get_mut(3).unwrap().pulse.gone = true;
+        peers.get_mut(3).unwrap().liveness.gone = true;
         assert_eq!(ask(&peers), [(0, false), (3, true)]);
     }
 
     #[test]
     fn silent_peer_is_pinged_and_its_answer_counts_for_some_time() {
         let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
-        let (mut pulse, silence) = (Pulse::default(), Duration::from_secs(5));
+        let (mut liveness, silence) = (Liveness::default(), Duration::from_secs(5));
         let since = at(10);
-        assert_eq!(pulse.life(Some(since), at(11), silence), Life::Unknown);
-        assert!(!pulse.probe(since, at(14), silence));
-        assert!(pulse.probe(since, at(15), silence));
-        assert!(!pulse.probe(since, at(16), silence), "it was just asked");
-        let mute = Life::Mute(Duration::from_secs(2));
-        assert_eq!(pulse.life(Some(since), at(17), silence), mute);
-        pulse.heard = Some(at(18));
-        assert_eq!(pulse.life(Some(since), at(28), silence), Life::Alive);
-        assert_ne!(pulse.life(Some(since), at(29), silence), Life::Alive);
-        assert_eq!(pulse.life(None, at(19), silence), Life::Unknown);
-        pulse.gone = true;
-        assert_eq!(pulse.life(Some(since), at(19), silence), Life::Gone);
+        assert_eq!(liveness.life(Some(since), at(11), silence), Life::Unknown);
+        assert!(!liveness.probe(since, at(14), silence));
+        assert!(liveness.probe(since, at(15), silence));
+        assert!(!liveness.probe(since, at(16), silence), "it was just asked");
+        let silent = Life::Silent(Duration::from_secs(2));
+        assert_eq!(liveness.life(Some(since), at(17), silence), silent);
+        liveness.heard = Some(at(18));
+        assert_eq!(liveness.life(Some(since), at(28), silence), Life::Alive);
+        assert_ne!(liveness.life(Some(since), at(29), silence), Life::Alive);
+        assert_eq!(liveness.life(None, at(19), silence), Life::Unknown);
+        liveness.gone = true;
+        assert_eq!(liveness.life(Some(since), at(19), silence), Life::Gone);
     }
 }

@@ -19,8 +19,8 @@
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`,
 //!   `post_all` and `wait_all` (several requests in one submission), `claim` (a stream takes a
-//!   message in), `take` (the CPU takes a message in), `flush`, `close`, `agree` (which ranks are
-//!   lost), `ready` (the memory of ready words).
+//!   message in), `take` (the CPU takes a message in), `flush`, `close`, `agree` (agreements
+//!   on lost ranks), `ready` (the memory of ready words).
 //! - Background work: `progress`, `control`, `finish`, `steps` (neighbourhoods), `team` (collective
 //!   calls), and `texts`, which describes it in errors and logs.
 
@@ -62,7 +62,7 @@ mod watch;
 
 pub(crate) use peer::{Peer, Target};
 pub(crate) use spec::On;
-pub(crate) use state::{State, closed};
+pub(crate) use state::{State, no_lane, not_connected};
 pub(crate) use texts::join;
 
 pub use config::{Connect, Full, Progress};

@@ -66,8 +66,7 @@ impl Engine {
     fn open(&self, rank: u32, lane: u8, target: Target) -> Result<()> {
         const OPERATION: &str = "open connection";
         if rank >= self.size {
-            let what = format!("rank {rank} is not in the job of {} ranks", self.size);
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_rank(rank));
+            return Err(Error::outside_job(OPERATION, rank, self.size));
         }
         let deadline = self.host().now() + self.config.timeout;
         let mut answer = Ok(false);

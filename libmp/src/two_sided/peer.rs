@@ -11,7 +11,8 @@ use super::channel::RecvChannel;
 use super::channels::Channels;
 use super::config::Config;
 use super::lanes::Lanes as Assigned;
-use super::liveness::Pulse;
+use super::liveness::Liveness;
+use super::state::not_connected;
 use crate::error::{Error, Kind, Result};
 use crate::path::{LANES, Lane, Link, Paths, Put};
 use crate::plan::{At, Lanes};
@@ -35,13 +36,13 @@ pub(crate) struct Peer {
     /// opened, and stays that one, which keeps the order of what they post.
     pub stand_in: [u8; LANES],
     pub channels: Channels,
-    pub pulse: Pulse,
+    pub liveness: Liveness,
     pub standing: Standing,
     /// Its memory of windows that this rank has not made yet, by the window's number.
     pub windows: BTreeMap<u64, Vec<Record>>,
-    /// Its sides of exchanges that this rank has not built yet, in their order.
+    /// Its records of exchanges that this rank has not built yet, in their order.
     pub neighbours: Vec<Neighbour>,
-    /// What requests with it did.
+    /// The counters of requests with it.
     pub counts: Counts,
 }
 
@@ -139,7 +140,7 @@ impl Peer {
             link: Link::new(rank),
             stand_in: std::array::from_fn(|lane| lane as u8),
             channels: Channels::new(rank),
-            pulse: Pulse::default(),
+            liveness: Liveness::default(),
             windows: BTreeMap::new(),
             neighbours: Vec::new(),
             counts: Counts::default(),
@@ -176,7 +177,7 @@ impl Peer {
     pub fn error(&self, operation: &'static str) -> Error {
         let rank = self.rank;
         let Some(failure) = self.failure() else {
-            return super::state::closed(format!("rank {rank} is not connected"), rank);
+            return not_connected(operation, rank);
         };
         Error::new(operation, failure.kind(), failure.of_others(rank)).with_rank(rank)
     }
@@ -193,7 +194,7 @@ impl Peer {
     pub fn owes_answer(&self) -> bool {
         let asked = Closing::Asked;
         self.link.is_opening()
-            || self.pulse.awaited
+            || self.liveness.awaited
             || matches!(self.standing, Standing::Here { closing, .. } if closing == asked)
             || self.channels.is_opening()
     }

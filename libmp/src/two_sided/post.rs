@@ -8,7 +8,7 @@ use super::channel::SendChannel;
 use super::config::Full;
 use super::engine::Engine;
 use super::null::NULL_RANK;
-use super::state::{Guard, State, closed, known};
+use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
 use crate::path::{List, MOST_BYTES, uncaptured};
@@ -173,8 +173,7 @@ impl Engine {
         let result_addr = state.requests.result_addr(key).0;
         let (common, send, channel, link) = state.outgoing(key)?;
         let Some(lane) = link.lane(common.poster.lane) else {
-            let what = format!("the lane to rank {} is not open", common.peer);
-            return Err(closed(what, common.peer));
+            return Err(no_lane(POST, common.peer));
         };
         let lent = lent(stream)?;
         let stream = &*lent;

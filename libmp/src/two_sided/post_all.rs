@@ -15,7 +15,7 @@ use super::post::{POST, unposted};
 use super::receive::{ANY_RANK, advertise, check_ready_order};
 use super::send::{announce, direct, plain, unstamped};
 use super::spec::On;
-use super::state::{State, closed, known};
+use super::state::{State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, STAMPS, Stamp};
 use crate::path::{Batch, Put};
@@ -41,17 +41,17 @@ struct Member {
     lane: u8,
     /// It was prepared for the stream.
     bound: bool,
-    /// The puts that it had are taken back.
+    /// The puts that were prepared for it are aborted.
     taken: bool,
     /// Its last put.
     last: Option<Put>,
     /// It has parts behind the kernels.
     behind: bool,
-    /// This rank sends to itself: it is posted alone.
+    /// It is a message of this rank to itself, which is posted alone.
     alone: bool,
 }
 
-/// What one call posts. The buffers are kept from call to call.
+/// The operations and kernels of one call. The buffers are kept from call to call.
 #[derive(Default)]
 pub(crate) struct Posts {
     members: Vec<Member>,
@@ -274,8 +274,7 @@ impl Engine {
         let (number, len, large) = (common.number, common.len, common.large);
         let lane = common.poster.lane;
         let at = At { rank, lane };
-        let no_lane = || closed(format!("the lane to rank {rank} is not open"), rank);
-        let lane = link.lane(lane).ok_or_else(no_lane)?;
+        let lane = link.lane(lane).ok_or_else(|| no_lane(POST, rank))?;
         let segments = common.segments.as_slice();
         let known = match large && send.late.is_none() {
             true => channel.known_place(number, len),
@@ -536,8 +535,7 @@ fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Resu
         let taken = channel.taken(number).clone();
         posts.front.push(Part::Wait(taken, word::threshold(before)));
     }
-    let no_lane = || closed(format!("the lane to rank {rank} is not open"), rank);
-    let mut batch = Batch::new(link.lane(lane).ok_or_else(no_lane)?);
+    let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
     advertise(&mut batch, channel, common, receive)?;
     keep(&batch, At { rank, lane }, &mut posts.made, &mut posts.front);
     Ok(batch.all().last())

@@ -26,7 +26,7 @@ impl Engine {
         if self.config.progress == Progress::Manual {
             self.paths.progress();
         }
-        self.seen.collect();
+        self.observers.collect();
         let now = self.host().now();
         let (mut done, keys) = {
             let mut state = self.lock();
@@ -59,7 +59,7 @@ impl Engine {
                 let mut state = self.lock();
                 self.drain_control(&mut state);
                 if let Some(peer) = state.peers.get_mut(rank) {
-                    peer.pulse.gone = true;
+                    peer.liveness.gone = true;
                 }
                 let cause = Cause::Other(format!("rank {rank} has left the job or has died"));
                 self.give_up(&mut state, rank, Status::REMOTE_ABORTED, cause);

@@ -1,5 +1,6 @@
-//! The memory of this rank's ready words: one word for each rank. It is made, and named to a rank,
-//! when one of the two first uses it; no call is collective. `window::ready` has the calls.
+//! The memory of this rank's ready words: one word for each rank. It is allocated on first use, and
+//! its record is sent to a rank when one of the two first uses their words; no call is collective.
+//! `window::ready` has the calls.
 
 use std::collections::BTreeSet;
 
@@ -15,16 +16,16 @@ pub(crate) const READY: u64 = u64::MAX;
 /// Length of a ready word in bytes.
 pub(crate) const WORD: usize = 8;
 
-/// The memory of the ready words, and the ranks that have its name.
+/// The memory of the ready words, and the ranks that have its address and keys.
 #[derive(Default)]
 pub(crate) struct ReadyMemory {
     memory: Option<Memory>,
-    told: BTreeSet<u32>,
+    named_to: BTreeSet<u32>,
 }
 
 impl Engine {
-    /// The number before that of the first ready word. Its distance to zero is that of the first
-    /// message's number, on the other side.
+    /// The number before that of the first ready word: minus the number of the first message, so
+    /// that tests of the wrap of numbers also reach that of ready words.
     pub fn ready_start(&self) -> u64 {
         0_u64.wrapping_sub(self.config.start)
     }
@@ -48,12 +49,12 @@ impl Engine {
         Ok(state.ready.memory.insert(memory).clone())
     }
 
-    /// Names the ready words of this rank to another one, once.
+    /// Sends the record of this rank's ready words to another rank, once.
     ///
     /// # Errors
     /// As [`Engine::ready_memory`].
     pub fn name_ready(&self, state: &mut State, to: u32) -> Result<()> {
-        if to == self.rank || state.ready.told.contains(&to) {
+        if to == self.rank || state.ready.named_to.contains(&to) {
             return Ok(());
         }
         let memory = self.ready_memory(state)?;
@@ -64,7 +65,7 @@ impl Engine {
                 .map(|path| memory.keys().record(path))
                 .into(),
         };
-        state.ready.told.insert(to);
+        state.ready.named_to.insert(to);
         self.send_control(state, to, vec![message]);
         Ok(())
     }

@@ -8,9 +8,9 @@ use super::channel::{RecvChannel, WINDOW};
 use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::Target;
-use super::post::lent;
+use super::post::{POST, lent};
 use super::spec::{RecvOp, Source};
-use super::state::{State, closed, known};
+use super::state::{State, known, no_lane, not_connected};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Link, List, Put};
@@ -97,7 +97,7 @@ impl Engine {
         post: bool,
     ) -> Result<(RequestKey, bool)> {
         self.sweep_if_crowded(state);
-        let closed = || closed(format!("rank {rank} is not connected"), rank);
+        let none = || not_connected(PREPARE, rank);
         let tag = common.tag;
         if state.matcher.first(&state.requests, tag).is_some() {
             let what = format!(
@@ -105,12 +105,12 @@ impl Engine {
             );
             return Err(Error::new(PREPARE, Kind::Busy, what).with_rank(rank));
         }
-        let peer = state.peers.get_mut(rank).ok_or_else(closed)?;
+        let peer = state.peers.get_mut(rank).ok_or_else(none)?;
         if !peer.can_post(lane, Target::Recv(tag)) {
             return Err(peer.error(PREPARE));
         }
         let here = peer.is_here();
-        let channel = peer.channels.recvs.get_mut(&tag).ok_or_else(closed)?;
+        let channel = peer.channels.recvs.get_mut(&tag).ok_or_else(none)?;
         let number = channel.numbers.next();
         let unclaimed = channel.newest(number).is_some_and(|before| {
             let before = state.requests.get(before).and_then(Entry::receive);
@@ -151,7 +151,7 @@ impl Engine {
             common.order = state.requests.next_order();
             receive.state = ReceiveState::Posted;
         } else if common.poster.stream.is_some() && !silent {
-            let lane = peer.link.lane(lane).ok_or_else(closed)?;
+            let lane = peer.link.lane(lane).ok_or_else(none)?;
             common.puts = advertise(&mut Batch::new(lane), channel, &common, &receive)?;
         }
         let operation = Operation::Receive(receive);
@@ -204,7 +204,7 @@ impl Engine {
         check_ready_order(channel, link, number, common.poster.lane)
             .map_err(|e| e.with_rank(rank))?;
         let Some(lane) = link.lane(common.poster.lane) else {
-            return Err(closed(format!("the lane to rank {rank} is not open"), rank));
+            return Err(no_lane(POST, rank));
         };
         let before = channel.numbers.previous(number);
         let free = channel.is_free(number);
@@ -279,7 +279,7 @@ pub(super) fn check_ready_order(
     number: u64,
     lane: u8,
 ) -> Result<()> {
-    let other = |told: &(u8, Put)| told.0 != lane && !on(Mutant::EarlyTell);
+    let other = |last: &(u8, Put)| last.0 != lane && !on(Mutant::EarlyTell);
     let Some((before, put)) = channel.ready_put(number).filter(other) else {
         return Ok(());
     };

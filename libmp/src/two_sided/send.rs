@@ -7,7 +7,7 @@ use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::Target;
 use super::spec::{SendOp, SizeSource};
-use super::state::{State, closed};
+use super::state::{State, not_connected};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{Mutant, on};
@@ -24,11 +24,8 @@ pub(super) const PREPARE: &str = "prepare send";
 
 /// The total length of the segments in bytes, if they are valid.
 pub(super) fn total(paths: &Paths, operation: &'static str, segments: &[Slice]) -> Result<u64> {
-    if let Some(foreign) = segments.iter().find(|s| !paths.knows(s.memory().keys())) {
-        let what =
-            format!("{foreign:?} is registered by another context; use memory of this context");
-        return Err(Error::new(operation, Kind::Invalid, what));
-    }
+    let mut all = segments.iter();
+    all.try_for_each(|slice| paths.check(operation, slice.memory().keys(), slice))?;
     if segments.len() > MOST_PIECES {
         let what = format!("{} segments are too many for a message", segments.len());
         return Err(Error::new(operation, Kind::Invalid, what).with_limit(MOST_PIECES, "segments"));
@@ -160,12 +157,12 @@ impl Engine {
         self.sweep_if_crowded(state);
         let order = state.requests.next_order();
         let rank = spec.to;
-        let closed = || closed(format!("rank {rank} is not connected"), rank);
-        let peer = state.peers.get_mut(spec.to).ok_or_else(closed)?;
+        let none = || not_connected(PREPARE, rank);
+        let peer = state.peers.get_mut(spec.to).ok_or_else(none)?;
         if !peer.can_post(lane, Target::Send(spec.tag)) {
             return Err(peer.error(PREPARE));
         }
-        let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(closed)?;
+        let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(none)?;
         channel.side.last_use = order;
         channel.side.first_use = channel.side.first_use.min(order);
         if channel.is_full() {
@@ -211,7 +208,7 @@ impl Engine {
             packed: spec.packed.cloned().map(Box::new),
         };
         if let Some(stream) = stream {
-            let lane = peer.link.lane(lane).ok_or_else(closed)?;
+            let lane = peer.link.lane(lane).ok_or_else(none)?;
             // Pieces are gathered when the request is posted.
             if post && !large && send.late.is_none() && send.packed.is_none() {
                 let mut batch = Batch::short(lane);

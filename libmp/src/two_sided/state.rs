@@ -11,7 +11,7 @@ use gds_step::Time;
 use gdsync::rdma::Doorbell;
 use gdsync::{Gpu, Status, Stream};
 
-use super::agree::Patience;
+use super::agree::AgreementTimer;
 use super::any::Matcher;
 use super::channel::{RecvChannel, SendChannel};
 use super::lanes::Lanes;
@@ -35,6 +35,9 @@ use crate::request::one_sided::Released;
 use crate::request::reached::Reached;
 use crate::request::table::{RequestKey, Table};
 use crate::stats::Counts;
+
+/// The operation of errors of requests that several calls use.
+const USE: &str = "use request";
 
 /// Memory of ended requests, which is released without the lock.
 #[derive(Default)]
@@ -82,7 +85,7 @@ pub(crate) struct State {
     pub ready: ReadyMemory,
     /// Which ranks are lost, as far as the ranks have agreed.
     pub agreement: Agreement,
-    pub patience: Patience,
+    pub agreement_timer: AgreementTimer,
     /// Failures that no call has returned.
     pub faults: Faults,
     /// What belongs to no peer.
@@ -146,7 +149,7 @@ impl State {
             failed_teams: Vec::new(),
             ready: ReadyMemory::default(),
             agreement: Agreement::new(rank, size),
-            patience: Patience::default(),
+            agreement_timer: AgreementTimer::default(),
             faults: Faults::default(),
             pairs: Pairs::default(),
             counts: Counts::default(),
@@ -247,7 +250,7 @@ impl State {
             (Operation::Send(send), Some(channel)) => Ok((common, send, channel, link)),
             _ => {
                 let what = format!("the channel to rank {} is not open", common.peer);
-                Err(closed(what, common.peer))
+                Err(Error::new(USE, Kind::Closed, what).with_rank(common.peer))
             }
         }
     }
@@ -263,7 +266,7 @@ impl State {
             (Operation::Receive(receive), Some(channel)) => Ok((common, receive, channel, link)),
             _ => {
                 let what = format!("the channel from rank {} is not open", common.peer);
-                Err(closed(what, common.peer))
+                Err(Error::new(USE, Kind::Closed, what).with_rank(common.peer))
             }
         }
     }
@@ -273,7 +276,7 @@ impl State {
         let entry = known(&mut self.requests, key)?;
         let peer = self.peers.get_mut(entry.peer);
         let rank = entry.peer;
-        let peer = peer.ok_or_else(|| closed(format!("rank {rank} is not connected"), rank))?;
+        let peer = peer.ok_or_else(|| not_connected(USE, rank))?;
         Ok((entry, peer))
     }
 
@@ -293,14 +296,23 @@ impl State {
     }
 }
 
+/// The error of an operation with a rank that is not connected.
 #[cold]
-pub(crate) fn closed(what: String, rank: u32) -> Error {
-    Error::new("look up peer", Kind::Closed, what).with_rank(rank)
+pub(crate) fn not_connected(operation: &'static str, rank: u32) -> Error {
+    let what = format!("rank {rank} is not connected");
+    Error::new(operation, Kind::Closed, what).with_rank(rank)
+}
+
+/// The error of an operation whose lane to a rank is not open.
+#[cold]
+pub(crate) fn no_lane(operation: &'static str, rank: u32) -> Error {
+    let what = format!("the lane to rank {rank} is not open");
+    Error::new(operation, Kind::Closed, what).with_rank(rank)
 }
 
 pub(super) fn known(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {
     let entry = requests.get_mut(key);
-    entry.ok_or_else(|| Error::unknown_request("look up request"))
+    entry.ok_or_else(|| Error::unknown_request(USE))
 }
 
 /// The lock guard; it releases memory only after the lock is released.

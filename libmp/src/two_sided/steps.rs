@@ -8,7 +8,7 @@ use gdsync::Status;
 use super::engine::Engine;
 use super::state::State;
 use crate::request::entry::Entry;
-use crate::request::step::{Board, Side, parity, reached};
+use crate::request::step::{ExchangeWords, PeerState, parity, reached};
 use crate::request::table::RequestKey;
 
 impl Engine {
@@ -18,24 +18,24 @@ impl Engine {
         let Some(step) = state.requests.get(key).and_then(Entry::step) else {
             return false;
         };
-        let (board, number) = (Arc::clone(&step.board), step.number);
+        let (words, number) = (Arc::clone(&step.words), step.number);
         let passed = step.is_passed();
         if passed {
-            self.find_failed_puts(state, key, &board, number);
+            self.find_failed_puts(state, key, &words, number);
         }
-        for (at, side) in board.sides.iter().enumerate() {
-            if let Some(status) = state.given_up(side.rank)
-                && !side.is_lost(number)
+        for (at, neighbour) in words.peers.iter().enumerate() {
+            if let Some(status) = state.given_up(neighbour.rank)
+                && !neighbour.is_lost(number)
             {
-                let unsent = matches!(state.sent(&board, at, number), Some(false));
+                let unsent = matches!(state.sent(&words, at, number), Some(false));
                 // Stored before the streams continue.
-                if unsent || state.fails_step(key, side.rank) {
+                if unsent || state.fails_step(key, neighbour.rank) {
                     self.set_error(status);
                 }
-                board.lose(side, number, unsent);
+                words.lose(neighbour, number, unsent);
             }
         }
-        if passed || self.is_over(state, key, &board) {
+        if passed || self.is_over(state, key, &words) {
             self.end_step(state, key);
             return true;
         }
@@ -46,13 +46,15 @@ impl Engine {
             return false;
         };
         let ready = step
-            .board
-            .sides
+            .words
+            .peers
             .iter()
-            .all(|side| reached(&side.ready[parity(number)], number));
+            .all(|neighbour| reached(&neighbour.ready[parity(number)], number));
         // The stream has passed, or will pass, the waits of the send.
         let order = step.wait.filter(|_| ready).unwrap_or(entry.order);
-        let missing = step.lack().map(|(side, _)| (side.rank, side.receive));
+        let missing = step
+            .lack()
+            .map(|(neighbour, _)| (neighbour.rank, neighbour.receive));
         entry.order = order;
         if let Some((rank, tag)) = missing {
             (entry.peer, entry.tag) = (rank, tag);
@@ -64,16 +66,19 @@ impl Engine {
     /// up, or with success.
     fn end_step(&self, state: &mut State, key: RequestKey) {
         let step = state.requests.get(key).and_then(Entry::step);
-        let lost = step.and_then(|step| step.lost().map(|side| (side.rank, side.receive)));
+        let lost = step.and_then(|step| {
+            step.lost()
+                .map(|neighbour| (neighbour.rank, neighbour.receive))
+        });
         let State {
             requests, peers, ..
         } = &mut *state;
         if let Some(step) = requests.get(key).and_then(Entry::step) {
-            let here = |side: &&Side| !side.is_lost(step.number);
-            for side in step.board.sides.iter().filter(here) {
-                if let Some(peer) = peers.get_mut(side.rank) {
-                    peer.counts.steps += side.neighbours;
-                    peer.counts.exchanged(side.bytes);
+            let here = |neighbour: &&PeerState| !neighbour.is_lost(step.number);
+            for neighbour in step.words.peers.iter().filter(here) {
+                if let Some(peer) = peers.get_mut(neighbour.rank) {
+                    peer.counts.steps += neighbour.count;
+                    peer.counts.exchanged(neighbour.bytes);
                 }
             }
         }
@@ -96,44 +101,52 @@ impl Engine {
     }
 
     /// Gives up neighbours whose put has failed: the failure has released the stream.
-    fn find_failed_puts(&self, state: &mut State, key: RequestKey, board: &Board, number: u64) {
-        for (at, side) in board.sides.iter().enumerate() {
-            if state.sent(board, at, number) == Some(false) && state.given_up(side.rank).is_none() {
-                let peer = state.peers.get_mut(side.rank);
+    fn find_failed_puts(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        words: &ExchangeWords,
+        number: u64,
+    ) {
+        for (at, neighbour) in words.peers.iter().enumerate() {
+            if state.sent(words, at, number) == Some(false)
+                && state.given_up(neighbour.rank).is_none()
+            {
+                let peer = state.peers.get_mut(neighbour.rank);
                 let error = peer.and_then(|peer| peer.link.error());
                 let status = error.unwrap_or(Status::CLOSED);
                 if let Some(entry) = state.requests.get_mut(key) {
-                    (entry.peer, entry.tag) = (side.rank, side.send);
+                    (entry.peer, entry.tag) = (neighbour.rank, neighbour.send);
                 }
-                let text = self.status_text(state, side.rank, status);
+                let text = self.status_text(state, neighbour.rank, status);
                 self.give_up_for(state, key, status, text);
             }
         }
     }
 
     /// Whether a step without a wait has ended because no handle is left, and its puts have ended.
-    fn is_over(&self, state: &mut State, key: RequestKey, board: &Board) -> bool {
+    fn is_over(&self, state: &mut State, key: RequestKey, words: &ExchangeWords) -> bool {
         let step = state.requests.get(key).and_then(Entry::step);
         let Some(number) = step.filter(|step| step.wait.is_none()).map(|s| s.number) else {
             return false;
         };
-        let ended = |at: usize| state.sent(board, at, number).is_some();
-        board.is_abandoned() && (0..board.sides.len()).all(ended)
+        let ended = |at: usize| state.sent(words, at, number).is_some();
+        words.is_abandoned() && (0..words.peers.len()).all(ended)
     }
 }
 
 impl State {
     /// Whether the put of a step to a neighbour has ended, and succeeded; `None`: it is in flight.
     /// Steps before the last count as sent.
-    pub fn sent(&mut self, board: &Board, at: usize, step: u64) -> Option<bool> {
-        let last = board.last();
+    pub fn sent(&mut self, words: &ExchangeWords, at: usize, step: u64) -> Option<bool> {
+        let last = words.last();
         if last.step != step {
             return Some(true);
         }
         let Some((lane, put)) = last.puts[at] else {
             return Some(false);
         };
-        let peer = self.peers.get_mut(board.sides[at].rank);
+        let peer = self.peers.get_mut(words.peers[at].rank);
         let lane = peer.and_then(|peer| peer.link.lane(lane));
         match lane.map(|lane| lane.poll(put)) {
             Some(Ok(None)) => None,
@@ -148,13 +161,13 @@ impl State {
         let Some(step) = self.requests.get(key).and_then(Entry::step) else {
             return false;
         };
-        let (board, number) = (Arc::clone(&step.board), step.number);
-        let of_rank = |side: &Side| side.rank == rank;
-        let lacks = |side: &Side| of_rank(side) && step.lacks(side).is_some();
-        if board.sides.iter().any(lacks) {
+        let (words, number) = (Arc::clone(&step.words), step.number);
+        let of_rank = |neighbour: &PeerState| neighbour.rank == rank;
+        let lacks = |neighbour: &PeerState| of_rank(neighbour) && step.lacks(neighbour).is_some();
+        if words.peers.iter().any(lacks) {
             return true;
         }
-        let at = |at: usize| of_rank(&board.sides[at]);
-        (0..board.sides.len()).any(|i| at(i) && self.sent(&board, i, number) != Some(true))
+        let at = |at: usize| of_rank(&words.peers[at]);
+        (0..words.peers.len()).any(|i| at(i) && self.sent(&words, i, number) != Some(true))
     }
 }

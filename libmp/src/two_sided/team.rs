@@ -196,13 +196,13 @@ impl Engine {
         self.fail_team(state, team, failure, true);
     }
 
-    /// Fails a team: its calls end with an error on this rank, and, if `tell`, on the others.
+    /// Fails a team: its calls end with an error on this rank, and, with `inform`, on the others.
     pub(crate) fn fail_team(
         &self,
         state: &mut State,
         team: &Arc<Team>,
         failure: TeamFailure,
-        tell: bool,
+        inform: bool,
     ) {
         let (me, call, rank) = (self.rank, failure.call, failure.rank);
         let (status, text) = (failure.status, failure.text.clone());
@@ -212,7 +212,7 @@ impl Engine {
         tracing::warn!(target: "mp", "rank {me}: {team:?} cannot be used any more: {text}");
         // Other ranks may write to its memory until they are informed.
         state.failed_teams.push(Arc::clone(team));
-        let others = (0..self.size).filter(|other| tell && *other != me);
+        let others = (0..self.size).filter(|other| inform && *other != me);
         for other in others {
             if state.peers.get(other).is_some_and(Peer::is_here) {
                 let id = team.id;

@@ -252,7 +252,7 @@ impl Engine {
             Life::Alive => format!("{what}; rank {rank} is alive{check}"),
             Life::Own => format!("{what}; rank {rank} is this rank{check}"),
             Life::Gone => format!("{what}; rank {rank} has left the job or has died"),
-            Life::Mute(ago) => {
+            Life::Silent(ago) => {
                 let ago = time(ago);
                 format!(
                     "{what}; rank {rank} has not answered a ping for {ago}: it may be stopped, \

@@ -9,7 +9,7 @@ use gdsync::{Status, Stream};
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
 use super::post::note_waiter;
-use super::state::State;
+use super::state::{State, no_lane};
 use crate::error::{Error, Kind, Result, time};
 use crate::path::uncaptured;
 use crate::request::Done;
@@ -117,22 +117,31 @@ impl Engine {
         limit: Duration,
         condition: &mut dyn FnMut(&mut State) -> bool,
     ) -> bool {
-        /// Number of checks between two rounds of the background work.
-        const EVERY: u32 = 32;
         let deadline = self.host().now() + limit;
-        let mut looks = 0;
+        let mut checks = 0;
         self.wait(deadline, &mut || {
             if condition(&mut self.lock()) {
                 return true;
             }
-            looks += 1;
-            if looks % EVERY == 0 {
-                self.progress();
-            } else {
-                self.push_all();
-            }
+            self.work(&mut checks);
             false
         })
+    }
+
+    /// The work of the CPU behind a check of what it waits for, as the number of `checks` says: it
+    /// advances the requests that it posts itself, or does a round of the background work. `true`:
+    /// the round.
+    pub(crate) fn work(&self, checks: &mut u32) -> bool {
+        /// Number of checks between two rounds of the background work.
+        const EVERY: u32 = 32;
+        *checks += 1;
+        let round = checks.is_multiple_of(EVERY);
+        if round {
+            self.progress();
+        } else {
+            self.push_all();
+        }
+        round
     }
 
     /// Makes a stream wait for a request.
@@ -176,8 +185,7 @@ impl Engine {
                 let peer = state.peers.get_mut(rank);
                 let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
-                    let what = format!("the lane to rank {rank} is not open");
-                    return Err(Error::new(OPERATION, Kind::Closed, what).with_rank(rank));
+                    return Err(no_lane(OPERATION, rank));
                 };
                 // The wait, and the event behind it that shows when the stream has passed.
                 stream.check_room(2)?;

@@ -13,7 +13,7 @@ use super::peer::Target;
 use super::progress::arrived;
 use super::receive::ANY_RANK;
 use super::spec::On;
-use super::state::{State, known};
+use super::state::{State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{SEGMENTS, UNPACKS, Unpack};
 use crate::path::{Put, uncaptured};
@@ -201,8 +201,7 @@ impl Engine {
                 };
                 let peer = state.peers.get_mut(at.rank);
                 let Some(lane) = peer.and_then(|peer| peer.link.lane(at.lane)) else {
-                    let what = format!("the lane to rank {} is not open", at.rank);
-                    return Err(Error::new(WAIT, Kind::Closed, what).with_rank(at.rank));
+                    return Err(no_lane(WAIT, at.rank));
                 };
                 match lane.done_word(put) {
                     Some((word, value)) => waits.words.push((word.clone(), value, flush)),

@@ -12,7 +12,7 @@ use crate::wire::control::Control;
 const MAKE: &str = "make window";
 
 impl Engine {
-    /// A window onto `memory`, which no other rank has named memory for.
+    /// A window with `memory` of this rank, and with none of other ranks yet.
     ///
     /// # Errors
     /// As [`Targets::new`].
@@ -26,8 +26,8 @@ impl Engine {
     }
 
     /// Adds the memory of all ranks to a window, which each of them makes with this call. `named`
-    /// gets the window's number before any other rank can have added the memory. `what`: the object
-    /// and the function that makes it, for texts.
+    /// gets the window's number before this rank sends its record. `what`: the object and the
+    /// function that makes it, for texts.
     ///
     /// # Errors
     /// `PeerFailed` or `Missing`, naming a rank that was given up or did not take part within the

@@ -1,4 +1,4 @@
-//! Windows: one-sided operations on memory that other ranks have named.
+//! Windows: one-sided operations on memory of other ranks.
 //!
 //! `targets` has the memory of each rank, `join` exchanges it among all ranks, `transfer` posts
 //! puts, gets, signals and atomics. `signal` waits for signals, which are words of this rank's

@@ -1,5 +1,5 @@
-//! Ready words: a count from each rank to each other one, which the CPU or a stream advances at the
-//! one and waits for at the other.
+//! Ready words: a count for each pair of ranks and direction. The CPU or a stream of one rank
+//! advances it, and the CPU or a stream of the other waits for it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -118,14 +118,13 @@ impl Engine {
     }
 
     fn check_rank(&self, operation: &'static str, rank: u32) -> Result<()> {
-        if rank < self.size {
-            return Ok(());
+        match rank < self.size {
+            true => Ok(()),
+            false => Err(Error::outside_job(operation, rank, self.size)),
         }
-        let what = format!("rank {rank} is not in the job of {} ranks", self.size);
-        Err(Error::new(operation, Kind::Invalid, what).with_rank(rank))
     }
 
-    /// Exchanges the names of the ready words with a rank, on first use.
+    /// Exchanges the records of the ready words with a rank, on first use.
     fn open_ready(&self, words: &ReadyWords, rank: u32) -> Result<()> {
         if words.targets.has(rank) {
             return Ok(());
@@ -169,7 +168,7 @@ impl Engine {
         self.name_ready(state, rank).map(|()| None)
     }
 
-    /// The wait for the ready word behind `taken`.
+    /// The wait for the ready word after number `taken`.
     fn awaited_ready(&self, words: &ReadyWords, rank: u32, taken: u64) -> Result<Awaited> {
         let action = Action::WaitReady;
         self.name_ready(&mut self.lock(), rank)?;
@@ -186,7 +185,8 @@ impl Engine {
         })
     }
 
-    /// Runs `wait` for the next ready word of a rank, which it takes if it returns `true`.
+    /// Runs `wait` for the next ready word of a rank, and counts the word as taken if `wait`
+    /// returns `true`.
     fn take_ready(
         &self,
         words: &ReadyWords,

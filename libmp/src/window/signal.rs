@@ -14,7 +14,7 @@ use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::one_sided::{Action, SignalState, SignalWait};
 use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{NULL_RANK, On, Peer, State, closed};
+use crate::two_sided::{NULL_RANK, On, Peer, State, not_connected};
 use crate::wire::word;
 
 /// A word of this rank's memory that the CPU or a stream waits for.
@@ -72,8 +72,7 @@ impl Awaited {
             && from >= size
             && from != NULL_RANK
         {
-            let what = format!("rank {from} is not in the job of {size} ranks");
-            return Err(Error::new(operation, Kind::Invalid, what).with_rank(from));
+            return Err(Error::outside_job(operation, from, size));
         }
         let Awaited {
             condition, value, ..
@@ -127,7 +126,7 @@ impl Awaited {
     fn lost(&self, state: &State) -> Option<Error> {
         let rank = self.from?;
         match state.peers.get(rank) {
-            None => Some(closed(format!("rank {rank} is not connected"), rank)),
+            None => Some(not_connected(name(self.action), rank)),
             Some(peer) => Some(peer)
                 .filter(|peer| !peer.is_here())
                 .map(|peer: &Peer| peer.error(name(self.action))),
@@ -147,8 +146,6 @@ pub(super) fn name(action: Action) -> &'static str {
 impl Engine {
     /// Waits on the CPU, at most `limit`, for a word.
     pub fn wait_word(&self, awaited: &Awaited, limit: Duration) -> Result<()> {
-        /// Number of checks between two rounds of the background work.
-        const EVERY: u32 = 32;
         if !awaited.check(self.size)? {
             return Ok(());
         }
@@ -160,18 +157,13 @@ impl Engine {
         }
         let is_met = || self.has_arrived(awaited);
         let deadline = self.host().now() + limit;
-        let (mut met, mut looks) = (Ok(false), 0);
+        let (mut met, mut checks) = (Ok(false), 0);
         self.wait(deadline, &mut || {
             met = is_met();
             if !matches!(met, Ok(false)) {
                 return true;
             }
-            looks += 1;
-            if looks % EVERY == 0 {
-                self.progress();
-            } else {
-                self.push_all();
-            }
+            self.work(&mut checks);
             let state = &mut *self.lock();
             state.released.look(&awaited.word);
             awaited.lost(state).is_some()

@@ -37,17 +37,13 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// A window onto `memory`, which no other rank has named memory for.
+    /// A window with `memory` of this rank, and with none of other ranks yet.
     ///
     /// # Errors
     /// `Invalid` for memory of another context, or that is shorter than a word.
     pub fn new(paths: &Paths, size: u32, memory: &Memory) -> Result<Targets> {
         const OPERATION: &str = "make window";
-        if !paths.knows(memory.keys()) {
-            let what =
-                format!("{memory:?} is registered by another context; use memory of this context");
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
+        paths.check(OPERATION, memory.keys(), memory)?;
         if memory.len() < WORD {
             let what = format!("{memory:?} is too short for a window, which has at least a word");
             return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(WORD, "bytes"));
@@ -108,9 +104,8 @@ impl Targets {
 
     fn place(&self, operation: &'static str, rank: u32) -> Result<&OnceLock<Target>> {
         self.targets.get(rank as usize).ok_or_else(|| {
-            let size = self.targets.len();
-            let what = format!("rank {rank} is not in the job of {size} ranks");
-            Error::new(operation, Kind::Invalid, what).with_rank(rank)
+            let size = self.targets.len() as u32;
+            Error::outside_job(operation, rank, size)
         })
     }
 

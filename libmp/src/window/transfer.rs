@@ -16,7 +16,7 @@ use crate::request::one_sided::{Action, Transfer, TransferState};
 use crate::request::table::RequestKey;
 use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{NULL_RANK, On, Target as Open, closed};
+use crate::two_sided::{NULL_RANK, On, Target as Open, not_connected};
 
 /// What an operation does with the memory of a rank.
 #[derive(Clone, Copy)]
@@ -137,11 +137,8 @@ impl Op<'_> {
         let (operation, len) = (self.name(), self.len());
         let refuse = |what: String| Err(Error::new(operation, Kind::Invalid, what));
         if let Some(slice) = self.slice() {
-            if !engine.paths.knows(slice.memory().keys()) {
-                return refuse(format!(
-                    "{slice:?} is registered by another context; use memory of this context"
-                ));
-            }
+            let paths = &engine.paths;
+            paths.check(operation, slice.memory().keys(), slice)?;
             if let Access::Atomic { .. } = self.access
                 && len != WORD
             {
@@ -271,7 +268,7 @@ impl Engine {
             let state = &mut *guard;
             self.sweep_if_crowded(state);
             let order = state.requests.next_order();
-            let none = || closed(format!("rank {} is not connected", op.rank), op.rank);
+            let none = || not_connected(operation, op.rank);
             let peer = state.peers.get_mut(op.rank).ok_or_else(none)?;
             if !peer.can_post(lane, Open::Lanes) {
                 return Err(peer.error(operation));

@@ -15,11 +15,7 @@ impl Engine {
     /// The word that `slice` contains, and `value` checked against its width.
     fn word(&self, operation: &'static str, slice: &Slice, value: u64) -> Result<Word> {
         let refuse = |what: String| Err(Error::new(operation, Kind::Invalid, what));
-        if !self.paths.knows(slice.memory().keys()) {
-            return refuse(format!(
-                "{slice:?} is registered by another context; use memory of this context"
-            ));
-        }
+        self.paths.check(operation, slice.memory().keys(), slice)?;
         let len = slice.len();
         if !matches!(len, 4 | 8) {
             return refuse(format!(

@@ -13,7 +13,7 @@ pub enum Stage {
     Decided,
 }
 
-/// What a rank tells all others about an agreement.
+/// A rank's message to all others about an agreement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     /// The number of the agreement, in the order of the calls.

@@ -31,7 +31,7 @@ impl Shape {
     }
 }
 
-/// One side of an exchange between two neighbours, as its rank names it to the other.
+/// A rank's record of its part of an exchange, for the neighbour.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Neighbour {
     /// The tag under which the rank sends to the reader.
@@ -46,7 +46,7 @@ pub struct Neighbour {
     pub words: u64,
     /// The memory of its words, one record for each path.
     pub words_block: Vec<Record>,
-    /// The offsets of the bytes that it receives, in odd and in even steps.
+    /// The offsets of the bytes that it receives, in even and in odd steps.
     pub landing: [u64; 2],
     /// The memory of these bytes; none if it receives none.
     pub landing_block: Vec<Record>,

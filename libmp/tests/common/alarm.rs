@@ -8,15 +8,15 @@ use tracing::{Dispatch, Level};
 #[path = "../../../libgdsync/tests/common/listen.rs"]
 mod listen;
 
-use listen::Told;
+use listen::Events;
 
 /// The warnings of the library, in order.
 #[derive(Clone)]
-pub struct Warnings(Told);
+pub struct Warnings(Events);
 
 impl Default for Warnings {
     fn default() -> Warnings {
-        Warnings(Told::down_to(Level::WARN))
+        Warnings(Events::down_to(Level::WARN))
     }
 }
 
@@ -43,5 +43,5 @@ impl Warnings {
 /// The warnings of this process from the first call on.
 pub fn of_this_process() -> &'static Warnings {
     static ALL: OnceLock<Warnings> = OnceLock::new();
-    ALL.get_or_init(|| Warnings(Told::of_this_process(Level::WARN)))
+    ALL.get_or_init(|| Warnings(Events::of_this_process(Level::WARN)))
 }

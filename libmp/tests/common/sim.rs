@@ -339,17 +339,17 @@ pub fn peer_failed(e: &mp::Error, rank: u32) {
     assert_eq!(e.rank(), Some(rank), "{e}");
 }
 
-/// As [`talk_on`], on a new stream.
-pub fn talk(ctx: &Context, with: u32, tag: u32) {
-    talk_on(ctx, with, tag, &ctx.gpu().stream().unwrap());
+/// As [`exchange_on`], on a new stream.
+pub fn exchange(ctx: &Context, with: u32, tag: u32) {
+    exchange_on(ctx, with, tag, &ctx.gpu().stream().unwrap());
 }
 
 /// Exchanges messages in both directions under `tag`, small and large, on a stream and by the CPU.
-pub fn talk_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
+pub fn exchange_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
     for len in [SMALL, LARGE] {
         let (data, into) = (slice(ctx, len), slice(ctx, len));
-        let said = |rank: u32| vec![rank as u8 ^ 0x55; len];
-        data.memory().write(0, &said(ctx.rank())).unwrap();
+        let payload = |rank: u32| vec![rank as u8 ^ 0x55; len];
+        data.memory().write(0, &payload(ctx.rank())).unwrap();
         let recv = ctx.irecv_on(stream, with, tag, &into).unwrap();
         let send = ctx.isend_on(stream, with, tag, &data).unwrap();
         recv.wait_on(stream).unwrap();
@@ -359,7 +359,7 @@ pub fn talk_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
         send.wait(LIMIT).unwrap();
         let mut got = vec![0; len];
         into.memory().read(0, &mut got).unwrap();
-        assert_eq!(got, said(with));
+        assert_eq!(got, payload(with));
         let recv = ctx.irecv(with, tag, &into).unwrap();
         ctx.isend(with, tag, &data).unwrap().wait(LIMIT).unwrap();
         recv.wait(LIMIT).unwrap();

@@ -28,8 +28,8 @@ pub fn compile_file(folder: &Path, name: &str, source: &Path, arguments: &[&str]
         .args(arguments)
         .output()
         .expect("a C compiler is here");
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{said}");
+    let stderr = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{stderr}");
     std::fs::rename(&part, &library).expect("just written");
     library
 }

@@ -114,9 +114,9 @@ impl Scene<'_> {
     /// Checks that the received message is `seed` with `imm`: the GPU compares it, and the guards
     /// around it.
     fn judge(&self, got: Received, imm: u32, seed: u64, what: &str) -> Verdict {
-        let said = (got.len as usize, got.imm, got.source.map(|s| s.qpn));
+        let found = (got.len as usize, got.imm, got.source.map(|s| s.qpn));
         let want = (GRH + LEN, Some(imm), Some(self.here.qpn));
-        ensure(said == want, || format!("{what}: {said:?}, not {want:?}"))?;
+        ensure(found == want, || format!("{what}: {found:?}, not {want:?}"))?;
         let stream = &self.stations.all[1].stream;
         let (rig, region, before) = (self.rig, self.landing.region(), AT - GRH);
         rig.verify(stream, region, 0, before, GUARD, &self.finding)?;

@@ -38,7 +38,7 @@ const AXES: [Axis; 20] = [
     // The waiter of a request, relative to its poster.
     ("ended", &["poster", "other", "another stream", "mixed"]),
     ("form", &["single", "vectors", "words"]),
-    ("source", &["named", "anybody"]),
+    ("source", &["named", "any rank"]),
     ("eager", &["1", "4K", "64K", "1M"]),
     ("depth", &["2", "4", "16"]),
     ("first", &["0", "2^16-5", "2^32-5"]),
@@ -115,7 +115,7 @@ impl Setup {
         };
         let depth = number("depth") as u32;
         let tags = number("tags") as u32;
-        let wild = if is("source", "anybody") { tags } else { 0 };
+        let wild = if is("source", "any rank") { tags } else { 0 };
         Setup {
             sender,
             receiver,

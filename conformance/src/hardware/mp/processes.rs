@@ -30,11 +30,11 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     let deadline = Instant::now() + long;
     let mut verdicts = Vec::new();
     for _ in 0..setup.ranks {
-        let Some((_, said)) = ranks.next_line(deadline) else {
+        let Some((_, line)) = ranks.next_line(deadline) else {
             verdicts.push(Err(format!("a rank is not done within {long:?}").into()));
             break;
         };
-        verdicts.push(ensure(said == DONE, || said.trim().to_owned()));
+        verdicts.push(ensure(line == DONE, || line.trim().to_owned()));
     }
     // All ranks are done, so their processes may end.
     let processes = ranks.release();

@@ -49,7 +49,7 @@ pub(super) fn ranks(
     let verdicts: Vec<Verdict> = std::thread::scope(|scope| {
         let jobs = Local::ranks(RANKS).into_iter();
         let threads: Vec<_> = jobs.map(|job| scope.spawn(|| one(job))).collect();
-        let panicked = |_| Err("a panic, told above".into());
+        let panicked = |_| Err("a rank panicked; its message is above".into());
         let join = threads.into_iter().map(|thread| thread.join());
         join.map(|joined| joined.unwrap_or_else(panicked)).collect()
     });
@@ -72,8 +72,8 @@ fn ring(ctx: &Context, kind: MemoryKind, by_stream: bool) -> Verdict {
     let old = ctx.alloc(MemoryKind::Pinned, 8)?.all();
     for round in 1..=ROUNDS {
         let len = LENGTHS[round as usize % LENGTHS.len()];
-        let said = |rank: u32| vec![rank as u8 * 32 + round as u8; len];
-        data.write(0, &said(rank))?;
+        let payload = |rank: u32| vec![rank as u8 * 32 + round as u8; len];
+        data.write(0, &payload(rank))?;
         let (from, into) = (data.slice(0, len)?, data.slice(ROOM, len)?);
         if by_stream {
             drop(window.put_signal_on(&stream, right, 0, &from, SIGNAL, round)?);
@@ -87,8 +87,8 @@ fn ring(ctx: &Context, kind: MemoryKind, by_stream: bool) -> Verdict {
             window.wait_signal(left, SIGNAL, geq, round, limit)?;
             get.wait(limit)?;
         }
-        same(&data, ROOM, &said(rank), "a get", round)?;
-        same(&memory, 0, &said(left), "a put", round)?;
+        same(&data, ROOM, &payload(rank), "a get", round)?;
+        same(&memory, 0, &payload(left), "a put", round)?;
         if rank != 0 {
             let add = match by_stream {
                 true => window.fetch_add_on(&stream, 0, COUNTER, 1, &old)?,

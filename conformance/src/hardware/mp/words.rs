@@ -1,6 +1,6 @@
 //! Waits for words of registered memory, by the CPU and by streams: each condition against words on
 //! both sides of its limit, of 32 and 64 bits. libmp's streams compared `EQ` and `AND` as `GEQ`, its
-//! CPU `EQ` as *less or equal* and ready words without a wrap; the words here tell these apart.
+//! CPU `EQ` as *less or equal* and ready words without a wrap; the words here differ in these cases.
 
 use std::time::Duration;
 

@@ -133,14 +133,14 @@ impl Play<'_> {
         };
         let (step, end) = (&self.steps[i], self.receiver(i));
         let qp = self.qp(end);
-        let said = match qp.wait(request, time_limit()) {
+        let result = match qp.wait(request, time_limit()) {
             Ok(()) => qp.received(request),
             Err(e) => Err(e),
         };
-        let got = match said {
+        let got = match result {
             // Later receives may have been prepared so early that the entry is in use again.
             Err(e) if step.odd.is_some() && e.kind() == Kind::NoSuchRequest => return Ok(()),
-            said => said?,
+            result => result?,
         };
         ensure((got.len as usize, got.imm) == (step.len, step.imm), || {
             format!(

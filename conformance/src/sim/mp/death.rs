@@ -64,7 +64,7 @@ pub fn run(
     Ok(report)
 }
 
-/// Ends the process of the lost rank, and tells the others when.
+/// Ends the process of the lost rank, and sends the time to the others.
 fn end(rank: &Rank, job: &Job, lost: usize, after: Duration, cut: bool) {
     let node = u64::from_le_bytes(rank.receive(lost).try_into().unwrap());
     let names = String::from_utf8(rank.receive(lost)).unwrap();

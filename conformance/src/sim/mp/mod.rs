@@ -3,7 +3,7 @@
 //!
 //! - Examples against their serial runs: [`halo`] (`halo2d`; [`loss`] with a rank that is lost),
 //!   [`halo3d`] and [`particles`], with and without a loss.
-//! - Random programs: [`talk`] of messages of every kind, [`windows`] of one-sided operations,
+//! - Random programs: [`messages`] of every kind, [`windows`] of one-sided operations,
 //!   [`neighbours`] of exchanges with neighbours, [`collectives`] of calls of all ranks.
 //! - Losses: [`survivors`] continue to exchange messages, [`agree`] has ranks that agree on the lost
 //!   ones, while they die.
@@ -20,9 +20,9 @@ pub mod halo3d;
 mod job;
 pub mod late;
 pub mod loss;
+pub mod messages;
 pub mod neighbours;
 pub mod offload;
 pub mod particles;
 pub mod survivors;
-pub mod talk;
 pub mod windows;

@@ -247,7 +247,7 @@ impl<'a> Part<'a> {
             }
             let ahead = double && rng.bool() && step + 1 < steps;
             while ready < step + 1 + usize::from(ahead) {
-                self.give_ready(by_stream);
+                self.send_ready(by_stream);
                 ready += 1;
             }
             match by_stream {
@@ -269,12 +269,12 @@ impl<'a> Part<'a> {
         }
     }
 
-    fn give_ready(&self, by_stream: bool) {
-        let given = match by_stream {
+    fn send_ready(&self, by_stream: bool) {
+        let sent = match by_stream {
             true => self.halo.ready_on(&self.stream),
             false => self.halo.ready(),
         };
-        given.expect("ready");
+        sent.expect("ready");
     }
 
     fn on_stream(&self, step: usize) {

@@ -102,9 +102,9 @@ impl Fake {
         change: impl FnOnce(&mut FrameHeader),
         expected: &[(Kind, u32)],
     ) -> Vec<(FrameHeader, Vec<u8>)> {
-        let said = self.deliver(kind, psn, change);
-        assert_eq!(kinds(&said), expected);
-        said
+        let frames = self.deliver(kind, psn, change);
+        assert_eq!(kinds(&frames), expected);
+        frames
     }
 
     /// The frames that the NIC sends after this time has passed.

@@ -153,7 +153,7 @@ fn count(cuda: &Cuda) -> Result<u32> {
 
 /// The GPU for the local rank of this process; the first GPU if the process is not a rank.
 pub(crate) fn by_local_rank() -> Result<Gpu> {
-    static SAID: Once = Once::new();
+    static LOGGED: Once = Once::new();
     let local = LocalRank::find(&|name| std::env::var(name).ok())
         .map_err(|e| Error::new("choose GPU", Kind::Invalid, e))?;
     let Some(local) = local else {
@@ -161,7 +161,7 @@ pub(crate) fn by_local_rank() -> Result<Gpu> {
     };
     let gpus = count(driver()?)?;
     let gpu = Gpu::cuda(local.gpu(gpus))?;
-    SAID.call_once(|| {
+    LOGGED.call_once(|| {
         let why = local.reason(gpus);
         tracing::info!(target: "gdsync", "{}: {why}", gpu.name());
         if let Some(cost) = local.crowding(gpus) {

@@ -85,18 +85,18 @@ fn no_list() -> Error {
 }
 
 /// The error of a result other than 0: an errno, which some functions negate or leave in `errno`.
-pub(in crate::provider) fn told(answer: i32, operation: &'static str, call: &str) -> Error {
+pub(in crate::provider) fn refusal(answer: i32, operation: &'static str, call: &str) -> Error {
     match answer {
         -1 => refused_last(operation, call),
         errno => refused(operation, call, errno.abs()),
     }
 }
 
-/// Checks a result that is a number: 0, or an error as for [`told`].
+/// Checks a result that is a number: 0, or an error as for [`refusal`].
 pub(in crate::provider) fn check(answer: i32, operation: &'static str, call: &str) -> Result<()> {
     match answer {
         0 => Ok(()),
-        answer => Err(told(answer, operation, call)),
+        answer => Err(refusal(answer, operation, call)),
     }
 }
 

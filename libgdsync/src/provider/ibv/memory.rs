@@ -25,16 +25,16 @@ pub(super) struct Memory<'a> {
 
 impl Memory<'_> {
     /// Registers the region by the first method that works. If a GPU's memory is registered by
-    /// another method than a dma-buf, this is logged once (`told`), with the reason.
+    /// another method than a dma-buf, this is logged once (`logged`), with the reason.
     ///
     /// # Errors
     /// `System`, with the reasons of all attempts, if the NIC refuses.
-    pub fn register(&self, told: &Once) -> Result<*mut ibv_mr> {
+    pub fn register(&self, logged: &Once) -> Result<*mut ibv_mr> {
         if self.region.kind() == MemoryKind::Pinned {
             return self.by_address();
         }
         self.by_dma_buf().or_else(|why| {
-            told.call_once(|| {
+            logged.call_once(|| {
                 let gpu = self.region.gpu();
                 let how = match self.region.host_view() {
                     Some(_) => "the CPU's addresses",

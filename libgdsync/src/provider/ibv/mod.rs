@@ -18,7 +18,7 @@ use std::sync::Once;
 use gds_step::{Mutex, Time};
 use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
 
-pub(super) use self::context::{Context, check, is_gone, missing, refused_last, told};
+pub(super) use self::context::{Context, check, is_gone, missing, refusal, refused_last};
 pub(crate) use self::handle::Handle;
 use self::memory::Memory;
 use self::port::Port;
@@ -54,7 +54,7 @@ pub(super) struct IbvPort {
     /// The registrations by local key.
     mrs: Mutex<BTreeMap<u32, Object<ibv_mr>>>,
     /// Whether it was logged that the GPU's memory is registered by another method than dma-bufs.
-    told: Once,
+    logged: Once,
 }
 
 impl IbvPort {
@@ -68,7 +68,7 @@ impl IbvPort {
             name: format!("{}:{}", context.name, port.number),
             pds: Mutex::default(),
             mrs: Mutex::default(),
-            told: Once::new(),
+            logged: Once::new(),
         })
     }
 
@@ -135,7 +135,7 @@ impl IbvPort {
             region,
             rights: path::rights(access) as i32,
         };
-        let mr = memory.register(&self.told)?;
+        let mr = memory.register(&self.logged)?;
         // SAFETY: a live registration.
         let keys = unsafe {
             MrKeys {

@@ -238,11 +238,11 @@ fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 1
         let good = answer == 0 && entry.gid_type == consts::IBV_GID_TYPE_ROCE_V2;
         good.then_some((index, entry.gid.raw))
     };
-    if let Ok(said) = std::env::var(GID_INDEX) {
-        let chosen = said.parse().ok().filter(|index| *index < entries);
+    if let Ok(value) = std::env::var(GID_INDEX) {
+        let chosen = value.parse().ok().filter(|index| *index < entries);
         return chosen.and_then(read).ok_or_else(|| {
             let what = format!(
-                "{GID_INDEX}={said} does not select a GID of RoCE v2 in the table of {}:{port}",
+                "{GID_INDEX}={value} does not select a GID of RoCE v2 in the table of {}:{port}",
                 context.name
             );
             Error::new(OPEN, Kind::Invalid, what).with_limit(entries, "entries")

@@ -19,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
 use crate::nic::{Access, Layout, PathSettings, QpRings, Transport};
 use crate::provider::ibv::path::{self, Change};
-use crate::provider::ibv::{Context, check, missing, refused_last, told};
+use crate::provider::ibv::{Context, check, missing, refusal, refused_last};
 use crate::ring::cq::ENTRY;
 
 const CREATE: &str = "create queue pair";
@@ -246,7 +246,7 @@ impl QpParts {
         let guard = CqGuard(self.context, cq);
         // SAFETY: a live completion queue.
         let out = unsafe { mlx5.cq(cq) }
-            .map_err(|answer| told(answer, CREATE, "mlx5dv_init_obj of the completion queue"))?;
+            .map_err(|answer| refusal(answer, CREATE, "mlx5dv_init_obj of the completion queue"))?;
         let is = (out.buf as usize, out.cqe_cnt, out.cqe_size as usize);
         if is != (at, entries, ENTRY) {
             let what = format!(
@@ -373,7 +373,7 @@ impl QpParts {
         }
         // SAFETY: a live queue pair.
         let out = unsafe { mlx5.qp(qp) }
-            .map_err(|answer| told(answer, CREATE, "mlx5dv_init_obj of the queue pair"));
+            .map_err(|answer| refusal(answer, CREATE, "mlx5dv_init_obj of the queue pair"));
         if out.is_err() {
             self.take_back(qp)?;
             return out;

@@ -94,7 +94,7 @@ impl HostFlusher {
     }
 
     /// Registers the fault counter of a device for flushes that fail.
-    pub(super) fn tell(&self, fault: &Arc<FlushFaults>) {
+    pub(super) fn add_counter(&self, fault: &Arc<FlushFaults>) {
         let mut table = self.table.lock();
         table.faults.retain(|fault| fault.strong_count() > 0);
         table.faults.push(Arc::downgrade(fault));

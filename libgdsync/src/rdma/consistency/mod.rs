@@ -104,7 +104,7 @@ pub(super) fn flusher(
                 known.host = Arc::downgrade(&made);
                 made
             });
-            held.tell(fault);
+            held.add_counter(fault);
             Ok(Some(held))
         }
         Ok(Consistency::LoopbackRead) => {

@@ -94,10 +94,10 @@ pub(super) fn with_flusher(
 ) -> Result<()> {
     let (gpu, id) = (stream.gpu(), stream.id());
     if gpu.caps().host_flush {
-        let nobody = || no_consistency("no NIC is open");
+        let no_nic = || no_consistency("no NIC is open");
         // Kept until the request is enqueued on the stream: the flusher owns the words, and its
         // drop releases the streams that wait for it by then.
-        let flusher = Flushers::of(gpu).host().ok_or_else(nobody)?;
+        let flusher = Flushers::of(gpu).host().ok_or_else(no_nic)?;
         let slot = flusher.slot(id)?;
         return run(&Queues::of_list(given), By::Cpu(slot.lock()));
     }

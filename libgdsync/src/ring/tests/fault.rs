@@ -53,8 +53,8 @@ fn an_aborted_request_stays_aborted_when_the_queue_fails() {
         }
         let fifo = &rig.queue.fifo;
         assert_eq!(status(fifo, 1, fifo.serial(1)), Some(Status::ABORTED));
-        let mut told = sink.statuses.iter().filter(|(t, _)| *t == 1);
-        assert!(told.all(|(_, s)| *s == Status::ABORTED));
+        let mut statuses = sink.statuses.iter().filter(|(t, _)| *t == 1);
+        assert!(statuses.all(|(_, s)| *s == Status::ABORTED));
     }
 }
 

@@ -93,7 +93,7 @@ fn hands_over_later(qp: &Qp) -> bool {
 
 /// The NIC's status for this failure: the kernel's soft-RoCE has one status for all failures of
 /// datagrams.
-fn told(qp: &Qp, status: Status) -> Status {
+fn status_of(qp: &Qp, status: Status) -> Status {
     match qp.device().name().starts_with("verbs rxe") {
         true => Status::LOCAL_QP_OPERATION,
         false => status,
@@ -380,7 +380,7 @@ fn failure_flushes_all_requests_and_a_reset_recovers_the_queue_pair(open: Open) 
             passes(&stream);
             passes(&waiting);
             qp.wait(good, LIMIT).unwrap();
-            let protection = told(qp, Status::LOCAL_PROTECTION);
+            let protection = status_of(qp, Status::LOCAL_PROTECTION);
             let failed = Some(Kind::Failed(protection));
             let flushed = Some(Kind::Failed(Status::FLUSHED));
             assert_eq!(kind(qp.wait(bad, LIMIT)), failed, "{path}");
@@ -417,7 +417,7 @@ fn a_receive_that_is_too_small_fails(open: Open) {
         let next = e.receive(1, &memory, 0, 8);
         e.send(0, &Work::send_inline(&[&[1; 8]]).to(&to));
         let qp = &mut e.qps[1];
-        let length = told(qp, Status::LOCAL_LENGTH);
+        let length = status_of(qp, Status::LOCAL_LENGTH);
         for (recv, status) in [(small, length), (next, Status::FLUSHED)] {
             let failed = Some(Kind::Failed(status));
             assert_eq!(kind(qp.wait(recv, LIMIT)), failed, "{path}");

@@ -144,7 +144,7 @@ impl Lane {
     }
 
     fn take(&mut self) -> Result<usize> {
-        const OPERATION: &str = "prepare put";
+        const OPERATION: &str = "prepare request";
         self.check(OPERATION)?;
         let mut places = (0..WQES).map(|i| (self.next + i) % WQES);
         places.find(|at| self.is_free(*at)).ok_or_else(|| {
@@ -256,7 +256,7 @@ impl Lane {
     /// # Errors
     /// The put was not posted, or is so old that the lane has no state for it.
     pub fn poll(&mut self, put: Put) -> Result<Option<Status>> {
-        const OPERATION: &str = "poll put";
+        const OPERATION: &str = "test request";
         match self.known(OPERATION, put)?.state {
             PutState::Posted(last) => Ok(self.is_done(last).then_some(Status::SUCCESS)),
             PutState::Lost => Ok(Some(self.failed.unwrap_or(Status::FLUSHED))),
@@ -270,7 +270,7 @@ impl Lane {
 
     /// Aborts a put that was prepared and not posted.
     pub fn abort(&mut self, put: Put) -> Result<()> {
-        const OPERATION: &str = "abort put";
+        const OPERATION: &str = "cancel request";
         let slot = self.known(OPERATION, put)?;
         if slot.state != PutState::Prepared {
             return Err(Error::new(
@@ -368,7 +368,7 @@ impl Lane {
 
     /// Queues a put for the CPU; [`Lane::go_on`] executes it.
     pub fn post(&mut self, put: Put) -> Result<()> {
-        const OPERATION: &str = "post put";
+        const OPERATION: &str = "post request";
         self.check(OPERATION)?;
         self.known(OPERATION, put)?.state = PutState::Posted(put);
         match on(Mutant::LocalWordFirst) && self.slots[put.slot()].words {

@@ -58,7 +58,7 @@ impl Table {
                 "the memory key does not cover {len} bytes at {:#x}",
                 to.addr
             );
-            Error::new("put", Kind::Invalid, what)
+            Error::new("post request", Kind::Invalid, what)
         })?;
         Ok((region.clone(), (to.addr - region.addr().0) as usize))
     }
@@ -198,7 +198,7 @@ impl Remote {
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         if (offset as u64).saturating_add(len as u64) > self.len {
             let what = format!("{len} bytes at {offset} exceed the memory of the peer");
-            let error = Error::new("address memory", Kind::Invalid, what);
+            let error = Error::new("address remote memory", Kind::Invalid, what);
             return Err(error.with_limit(self.len, "bytes"));
         }
         Ok(Span {
@@ -224,7 +224,7 @@ impl Span {
         let Place { addr, keys } = *place;
         let key = keys[0].ok_or_else(|| {
             let what = "the memory of the receive has no key";
-            Error::new("put", Kind::Protocol, what)
+            Error::new("post request", Kind::Protocol, what)
         })?;
         Ok(Span { addr, key })
     }

@@ -12,7 +12,7 @@ use crate::path::uncaptured;
 
 /// Number of bytes from which a put has its own kernel launch.
 const LARGE: u64 = 64 << 10;
-const POST: &str = "post put";
+const POST: &str = "post request";
 
 /// An item of a list.
 #[derive(Clone, Copy)]

@@ -100,7 +100,7 @@ impl Lane {
             Some((&keeps @ (0 | 1), address)) => (QpAddress::from_bytes(address)?, keeps == 1),
             _ => {
                 let what = format!("rank {peer} sent the end of a lane without its WRITE order");
-                return Err(Error::new("open lane", Kind::Protocol, what));
+                return Err(Error::new("open connection", Kind::Protocol, what));
             }
         };
         word_ordering.choose(nic, peer, keeps_order)?;
@@ -298,7 +298,7 @@ impl Lane {
     ) -> Result<()> {
         let Some(stamp) = puts.next_back() else {
             let what = "the message has no puts";
-            return Err(Error::new("patch message", Kind::Invalid, what));
+            return Err(Error::new("post request", Kind::Invalid, what));
         };
         if self.landing.is_some() {
             // The READ before the stamp is not patched.

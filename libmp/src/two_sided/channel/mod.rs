@@ -121,7 +121,7 @@ impl<S> Channel<S> {
 
     #[inline]
     fn span(&self, offset: usize, len: usize) -> Result<Span> {
-        let closed = || Error::new("address channel", Kind::Protocol, "the channel is not open");
+        let closed = || Error::new("prepare request", Kind::Protocol, "the channel is not open");
         let remote = self.remote.as_ref().ok_or_else(closed)?;
         remote.span(offset, len)
     }

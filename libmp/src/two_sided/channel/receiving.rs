@@ -87,7 +87,7 @@ impl RecvChannel {
     }
 
     /// Kind and length in the first word of a message, if the word belongs to that message.
-    pub fn said(&self, number: u64) -> Option<(Option<WordKind>, u64)> {
+    pub fn first_word(&self, number: u64) -> Option<(Option<WordKind>, u64)> {
         let (low, kind, len) = word::parse(self.word(number, false).load().ok()?);
         (low == number as u16).then_some((kind, len))
     }
@@ -150,8 +150,8 @@ impl RecvChannel {
 
     /// Whether the next message is in the mailbox, and no receive matches it.
     pub fn has_unexpected(&self) -> bool {
-        let said = self.said(self.numbers.next());
-        said.is_some_and(|(kind, _)| kind == Some(WordKind::Eager))
+        let word = self.first_word(self.numbers.next());
+        word.is_some_and(|(kind, _)| kind == Some(WordKind::Eager))
     }
 
     /// Releases every stream that waits for a message, with `status`; for the end of the context.

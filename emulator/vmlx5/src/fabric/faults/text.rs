@@ -110,14 +110,14 @@ impl FromStr for Faults {
             seed: fastrand::u64(..),
             ..Faults::default()
         };
-        let mut said = Vec::new();
+        let mut named = Vec::new();
         for word in text.split(',').map(str::trim).filter(|w| !w.is_empty()) {
             let wrong = |why| FaultsError {
                 word: word.to_string(),
                 why,
             };
             let (name, value) = word.split_once('=').ok_or(wrong(FaultsWhy::Name))?;
-            if said.contains(&name) {
+            if named.contains(&name) {
                 return Err(wrong(FaultsWhy::Twice));
             }
             let done = match name {
@@ -138,7 +138,7 @@ impl FromStr for Faults {
             };
             done.map_err(wrong)?;
             if !matches!(name, "deaf" | "down") {
-                said.push(name);
+                named.push(name);
             }
         }
         Ok(faults)

@@ -259,7 +259,7 @@ const FLUSH: Option<Syndrome> = Some(Syndrome::WR_FLUSH);
 fn entries_are_in_order_for_signaled_requests() {
     for start in [0, 5, u32::from(u16::MAX) - 3] {
         let mut rig = Rig::new(start, LIMITS);
-        let mut told = start;
+        let mut reported = start;
         for _ in 0..40 {
             let first = rig.posted.0;
             rig.send(SendOpcode::SEND, false);
@@ -267,13 +267,16 @@ fn entries_are_in_order_for_signaled_requests() {
             rig.send(SendOpcode::SEND, true);
             rig.run();
             assert_eq!(rig.relay.queues.sends.len(), 2);
-            assert_eq!(rig.sends(told), []);
+            assert_eq!(rig.sends(reported), []);
             rig.finish(IBV_WC_SUCCESS);
             let nop = (first + 1) as u16;
-            assert_eq!(rig.sends(told), [(nop, None)]);
+            assert_eq!(rig.sends(reported), [(nop, None)]);
             rig.finish(IBV_WC_SUCCESS);
-            assert_eq!(rig.sends(told), [(nop, None), (nop.wrapping_add(1), None)]);
-            told += 2;
+            assert_eq!(
+                rig.sends(reported),
+                [(nop, None), (nop.wrapping_add(1), None)]
+            );
+            reported += 2;
         }
     }
 }
@@ -288,11 +291,11 @@ fn device_gets_no_more_requests_than_its_limit() {
         let mut rig = Rig::new(0, limits);
         rig.relay.queues.room = room;
         rig.post_sends(10);
-        for told in 1..=10 {
+        for reported in 1..=10 {
             rig.run();
-            assert_eq!(rig.relay.queues.sends.len(), 4.min(11 - told));
+            assert_eq!(rig.relay.queues.sends.len(), 4.min(11 - reported));
             rig.finish(IBV_WC_SUCCESS);
-            assert_eq!(rig.sends(0).len(), told);
+            assert_eq!(rig.sends(0).len(), reported);
         }
         assert!(!rig.relay.queues.failed);
     }

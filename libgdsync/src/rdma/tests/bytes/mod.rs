@@ -230,9 +230,9 @@ fn aborted_requests_equal_those_of_libmlx5() {
 fn random_requests_equal_those_of_libmlx5() {
     inside!(&[]);
     let seed = match std::env::var("GDS_SEED") {
-        Ok(said) => match said.strip_prefix("0x") {
+        Ok(seed) => match seed.strip_prefix("0x") {
             Some(digits) => u64::from_str_radix(digits, 16).unwrap(),
-            None => said.parse().unwrap(),
+            None => seed.parse().unwrap(),
         },
         Err(_) => fastrand::u64(..),
     };
