@@ -14,7 +14,7 @@ use super::progress::arrived;
 use super::receive::ANY_RANK;
 use super::spec::On;
 use super::state::{State, known, no_lane};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, UNPACKS, Unpack};
 use crate::path::{Put, uncaptured};
 use crate::plan::{At, Lanes, Plan};
