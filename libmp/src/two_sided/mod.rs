@@ -18,7 +18,8 @@
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`,
-//!   `post_all` and `wait_all` (several requests in one submission), `claim` (a stream takes a
+//!   `transfer` (posting operations of windows), `post_all` and `wait_all` (several requests in one
+//!   submission), `claim` (a stream takes a
 //!   message in), `take` (the CPU takes a message in), `flush`, `close`, `agree` (which ranks are
 //!   lost), `ready` (the memory of ready words).
 //! - Background work: `progress`, `control`, `finish`, `steps` (neighbourhoods), `team` (collective
@@ -56,6 +57,7 @@ mod steps;
 mod take;
 mod team;
 mod texts;
+mod transfer;
 pub(crate) mod wait;
 mod wait_all;
 mod watch;
