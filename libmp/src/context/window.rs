@@ -64,8 +64,9 @@ use crate::window::{Access, Awaited, Op, Targets};
 /// a [`Request`], whose completion is local: the source of a put may be written again; what a get
 /// or an atomic returns is in place. [`Done`](crate::Done) has the tag 0. A dropped request
 /// completes by itself. A [prepared operation](Window::prepare_put) is posted later, several on a
-/// stream in one submission. The first operation to a rank, and the first of a stream, opens a
-/// connection as [`Context::prepare_send`] does.
+/// stream in one submission. [`put_nbi`](Window::put_nbi) and [`put_inline`](Window::put_inline)
+/// return no request, and complete at [`quiet`](Window::quiet). The first operation to a rank, and
+/// the first of a stream, opens a connection as [`Context::prepare_send`] does.
 ///
 /// A put that is complete locally may not be visible at the target yet. Two ways show that it is:
 /// a signal behind it that the target waits for ([`put_signal`](Window::put_signal),

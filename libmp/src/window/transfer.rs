@@ -9,7 +9,7 @@ use super::targets::{Target, Targets, WORD};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{self, Mutant};
-use crate::path::{Atomic, Batch, List, MOST_BYTES, Put};
+use crate::path::{Atomic, Batch, INLINE, List, MOST_BYTES, Put};
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Operation, Poster, Segments};
 use crate::request::one_sided::Action;
@@ -17,7 +17,7 @@ use crate::request::table::RequestKey;
 use crate::request::transfer::{Transfer, TransferState, UsedLanes, Work};
 use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{NULL_RANK, On, Target as Open, closed};
+use crate::two_sided::{NULL_RANK, On, State, Target as Open, closed};
 
 /// What an operation does with the memory of a rank.
 #[derive(Clone, Copy)]
@@ -27,6 +27,10 @@ pub(crate) enum Access<'a> {
         from: &'a Slice,
         signal: Option<(u64, u64)>,
     },
+    /// Copies `from` there, without a request.
+    PutNbi { from: &'a Slice },
+    /// Stores bytes there that are copied now, without a request.
+    Inline { bytes: &'a [u8] },
     /// Copies to `into`.
     Get { into: &'a Slice },
     /// Stores a word after all earlier puts.
@@ -61,7 +65,7 @@ pub(crate) struct Op<'a> {
 impl Op<'_> {
     fn action(&self) -> Action {
         match &self.access {
-            Access::Put { .. } => Action::Put,
+            Access::Put { .. } | Access::PutNbi { .. } | Access::Inline { .. } => Action::Put,
             Access::Get { .. } => Action::Get,
             Access::Signal { .. } => Action::Signal,
             Access::Atomic { atomic, .. } => match atomic {
@@ -101,7 +105,11 @@ impl Op<'_> {
     /// The name of its call, for observers.
     pub fn call(&self) -> &'static CStr {
         match self.action() {
-            Action::Put => c"put",
+            Action::Put => match self.access {
+                Access::PutNbi { .. } => c"put_nbi",
+                Access::Inline { .. } => c"put_inline",
+                _ => c"put",
+            },
             Action::Get => c"get",
             Action::Signal => c"signal",
             Action::FetchAdd => c"fetch_add",
@@ -123,10 +131,10 @@ impl Op<'_> {
     /// The memory of this rank.
     fn slice(&self) -> Option<&Slice> {
         match self.access {
-            Access::Put { from, .. } => Some(from),
+            Access::Put { from, .. } | Access::PutNbi { from } => Some(from),
             Access::Get { into } | Access::Quiet { into } => Some(into),
             Access::Atomic { old, .. } => Some(old),
-            Access::Signal { .. } => None,
+            Access::Inline { .. } | Access::Signal { .. } => None,
         }
     }
 
@@ -142,7 +150,10 @@ impl Op<'_> {
 
     /// The length of its transfer in bytes.
     fn len(&self) -> usize {
-        self.slice().map_or(WORD, Slice::len)
+        match self.access {
+            Access::Inline { bytes } => bytes.len(),
+            _ => self.slice().map_or(WORD, Slice::len),
+        }
     }
 
     /// Checks the memory of this rank, and the stream.
@@ -167,6 +178,13 @@ impl Op<'_> {
                 let what = format!("{len} bytes are too many for one operation; use several");
                 return Err(Error::new(operation, Kind::Invalid, what).with_limit(most, "bytes"));
             }
+        }
+        if let Access::Inline { bytes } = self.access
+            && bytes.len() > INLINE
+        {
+            let what = format!("{len} bytes are too many for an inline put; use a put");
+            let error = Error::new(operation, Kind::Invalid, what);
+            return Err(error.with_limit(INLINE, "bytes"));
         }
         self.on.check(&engine.gpu, operation)
     }
@@ -194,6 +212,10 @@ impl Op<'_> {
                     signal: signal.map(word).transpose()?,
                 }
             }
+            Access::PutNbi { .. } | Access::Inline { .. } => Work::Put {
+                to: place,
+                signal: None,
+            },
             Access::Get { .. } | Access::Quiet { .. } => Work::Get { from: place },
             Access::Signal { value } => Work::Signal { to: place, value },
             Access::Atomic { atomic, .. } => Work::Atomic {
@@ -210,8 +232,40 @@ impl Op<'_> {
         work: Work,
         stream: Option<&Stream>,
     ) -> Result<Option<Put>> {
-        work.prepare(&mut batch, self.slice())?;
+        match (self.access, work) {
+            (Access::Inline { bytes }, Work::Put { to, .. }) => {
+                batch.put_bytes(bytes, to)?;
+            }
+            (Access::PutNbi { from }, Work::Put { to, .. }) => {
+                for (chunk, at) in from.chunks(from.len() as u64, to) {
+                    batch.put([chunk].into_iter(), at)?;
+                }
+            }
+            _ => work.prepare(&mut batch, self.slice())?,
+        }
         post_batch(batch, stream)
+    }
+
+    /// Posts its work on a lane. Returns its last put.
+    fn post_on_lane(
+        &self,
+        state: &mut State,
+        target: &Target,
+        work: Work,
+        lane: u8,
+    ) -> Result<Option<Put>> {
+        let none = || closed(format!("rank {} is not connected", self.rank), self.rank);
+        let peer = state.peers.get_mut(self.rank).ok_or_else(none)?;
+        if !peer.can_post(lane, Open::Lanes) {
+            return Err(peer.error(self.name()));
+        }
+        let (ends, stream) = (peer.link.lane(lane).ok_or_else(none)?, self.on.stream());
+        let last = match self.len() as u64 > MOST_BYTES {
+            false => self.post(Batch::short(ends), work, stream)?,
+            true => self.post(Batch::new(ends), work, stream)?,
+        };
+        target.lanes.add(lane);
+        Ok(last)
     }
 
     /// The fields of its request; `memory`: what the request keeps.
@@ -268,19 +322,9 @@ impl Engine {
             let state = &mut *guard;
             self.sweep_if_crowded(state);
             let order = state.requests.next_order();
-            let none = || closed(format!("rank {} is not connected", op.rank), op.rank);
-            let peer = state.peers.get_mut(op.rank).ok_or_else(none)?;
-            if !peer.can_post(lane, Open::Lanes) {
-                return Err(peer.error(operation));
-            }
             state.requests.reserve(&self.gpu)?;
-            let ends = peer.link.lane(lane).ok_or_else(none)?;
+            let last = op.post_on_lane(state, target, work, lane)?;
             let stream = op.on.stream();
-            let last = match op.len() as u64 > MOST_BYTES {
-                false => op.post(Batch::short(ends), work, stream)?,
-                true => op.post(Batch::new(ends), work, stream)?,
-            };
-            target.lanes.add(lane);
             let common = Common {
                 poster: Poster {
                     lane,
@@ -292,6 +336,28 @@ impl Engine {
             let done = TransferState::Done(Status::SUCCESS);
             let operation = op.operation(last.map_or(done, TransferState::InFlight));
             Ok(state.requests.put(Entry { common, operation }))
+        });
+        posted.map_err(|e| e.of_peer(op.rank))
+    }
+
+    /// Posts a put without a request: the queue pair keeps its memory until it is complete.
+    pub fn put_nbi(&self, window: &Targets, op: &Op<'_>) -> Result<()> {
+        op.check(self)?;
+        if op.rank == NULL_RANK {
+            return Ok(());
+        }
+        let target = window.of(op.name(), op.rank)?;
+        let work = op.work(self, target)?;
+        let (guard, lane) = self.ensure(op.rank, &op.on, Open::Lanes)?;
+        let mut locked = Some(guard);
+        let posted = self.with_room(|| {
+            let state = &mut *locked.take().unwrap_or_else(|| self.lock());
+            op.post_on_lane(state, target, work, lane)?;
+            if let Some(peer) = state.peers.get_mut(op.rank) {
+                peer.counts.puts += 1;
+                peer.counts.bytes_out += op.len() as u64;
+            }
+            Ok(())
         });
         posted.map_err(|e| e.of_peer(op.rank))
     }

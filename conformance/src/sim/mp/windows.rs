@@ -1,8 +1,9 @@
-//! Random programs of one-sided operations: puts of every rank into its part of every other
-//! rank's window and of its own, by the CPU and by streams, at once or prepared and posted together.
-//! Fences order puts that overlap. The target takes the bytes after a signal, or after a quiet of the origin and a barrier, and compares
-//! them with its own run of the program. Gets read back what was put, and fetch-adds count. A
-//! signal or a ready word of the target lets the origin put again.
+//! Random programs of one-sided operations: puts of every rank into its part of every other rank's
+//! window and of its own, by the CPU and by streams, at once (with or without a request, some of
+//! them inline) or prepared and posted together. Fences order puts that overlap. The target takes
+//! the bytes after a signal, or after a quiet of the origin and a barrier, and compares them with
+//! its own run of the program. Gets read back what was put, and fetch-adds count. A signal or a
+//! ready word of the target lets the origin put again.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,6 +20,8 @@ use crate::sim::world::{LIMIT, Pause, Rank, play};
 
 /// Length in bytes of the part of a window that one rank puts to.
 const ROOM: usize = 6000;
+/// Most bytes of an inline put.
+const INLINE: usize = 256;
 /// Most puts to one rank in one round.
 const PUTS: usize = 4;
 
@@ -296,6 +299,17 @@ impl Part<'_> {
                     false => window.prepare_put(target, at, &from),
                 };
                 prepared.push(put.expect("prepared"));
+                continue;
+            }
+            if !with_signal && self.rng.u8(0..3) == 0 {
+                let bytes = vec![put.value; put.len];
+                let posted = match (put.len <= INLINE, by_stream) {
+                    (true, true) => window.put_inline_on(stream, target, at, &bytes),
+                    (true, false) => window.put_inline(target, at, &bytes),
+                    (false, true) => window.put_nbi_on(stream, target, at, &from),
+                    (false, false) => window.put_nbi(target, at, &from),
+                };
+                posted.expect("put");
                 continue;
             }
             let posted = match (with_signal, by_stream) {
