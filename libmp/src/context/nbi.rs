@@ -1,4 +1,4 @@
-//! The calls of [`Window`] that put without a request.
+//! The calls of [`Window`] that put without a request (OpenSHMEM: `nbi`, non-blocking implicit).
 
 use gdsync::Stream;
 

@@ -4,6 +4,7 @@
 use gdsync::Status;
 use gdsync::gpu::WeakStream;
 
+use super::bind::unbind;
 use super::channel::RecvChannel;
 use super::engine::Engine;
 use super::null::NULL_RANK;
@@ -421,6 +422,10 @@ impl Engine {
         let one_sided = entry.action().is_some();
         let numbered = !matches!(entry.peer, ANY_RANK | NULL_RANK) && !one_sided;
         if !numbered && (unposted || entry.is_unmatched()) {
+            if one_sided {
+                // It has puts if a list posted only requests before it.
+                unbind(state, key);
+            }
             state.matcher.remove(key);
             self.finish(state, key, Status::CANCELLED, 0);
             return Ok(());
