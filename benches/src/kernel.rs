@@ -108,7 +108,7 @@ impl Turns {
     /// rely on the memory that it overwrites.
     pub unsafe fn launch(&self, stream: &Stream, turn: &Turn) -> Result<()> {
         // SAFETY: the caller's promise; the kernel touches nothing but what the turn names.
-        unsafe { stream.launch(&self.kernel, self.dims(turn.bytes), turn.as_bytes())? };
+        unsafe { stream.launch(&self.kernel, self.dims(turn.bytes), turn)? };
         Ok(())
     }
 }

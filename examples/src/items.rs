@@ -93,7 +93,7 @@ impl Items {
         };
         let dims = self.gpu.dims_for(item.count);
         // SAFETY: the caller's promise; the kernels take an `Item`.
-        unsafe { stream.launch(kernel, dims, item.as_bytes())? };
+        unsafe { stream.launch(kernel, dims, &item)? };
         Ok(())
     }
 }

@@ -136,7 +136,7 @@ impl Kernels {
             value,
         };
         // SAFETY: the caller's promise.
-        unsafe { stream.launch(&self.add, self.gpu.dims_for(count), add.as_bytes())? };
+        unsafe { stream.launch(&self.add, self.gpu.dims_for(count), &add)? };
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl Kernels {
     pub unsafe fn interior(&self, stream: &Stream, step: &Step) -> Result<()> {
         let cells = u64::from(step.width) * u64::from(step.height);
         // SAFETY: the caller's promise.
-        unsafe { stream.launch(&self.interior, self.gpu.dims_for(cells), step.as_bytes())? };
+        unsafe { stream.launch(&self.interior, self.gpu.dims_for(cells), step)? };
         Ok(())
     }
 
@@ -165,7 +165,7 @@ impl Kernels {
     pub unsafe fn boundary(&self, stream: &Stream, step: &Step) -> Result<()> {
         let cells = 2 * (u64::from(step.width) + u64::from(step.height));
         // SAFETY: the caller's promise.
-        unsafe { stream.launch(&self.boundary, self.gpu.dims_for(cells), step.as_bytes())? };
+        unsafe { stream.launch(&self.boundary, self.gpu.dims_for(cells), step)? };
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl Kernels {
             copies.strips[..strips.len()].copy_from_slice(strips);
             let cells = strips.iter().map(|s| s.cells).max().unwrap_or(0);
             // SAFETY: the caller's promise.
-            unsafe { stream.launch(&self.copies, self.gpu.dims_for(cells), copies.as_bytes())? };
+            unsafe { stream.launch(&self.copies, self.gpu.dims_for(cells), &copies)? };
         }
         Ok(())
     }

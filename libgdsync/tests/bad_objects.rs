@@ -155,7 +155,7 @@ fn kernels_with_invalid_dimensions_are_refused() {
         (Dims::linear(1, 1), 0),
     ] {
         // SAFETY: refused before it runs.
-        let result = unsafe { stream.launch(&kernel, dims, &vec![0; bytes]) };
+        let result = unsafe { stream.launch(&kernel, dims, &[0_u8; 24][..bytes]) };
         assert_eq!(kind(result), Some(Kind::Invalid), "{dims:?}, {bytes}");
     }
     finish(&stream, "after refusals");

@@ -46,7 +46,7 @@ fn a_context_behind_a_kernel_that_never_ends_is_dropped_in_bounded_time() {
     // SAFETY: the kernel takes no parameters.
     let kernel = unsafe { softgpu::Kernel::new("gives_no_way", gives_no_way, 0) };
     // SAFETY: the kernel writes to memory of the GPU that is freed after it.
-    unsafe { stream.launch(&Kernel::soft(kernel), Dims::linear(1, 1), &[]) }.unwrap();
+    unsafe { stream.launch(&Kernel::soft(kernel), Dims::linear(1, 1), &()) }.unwrap();
     let start = Instant::now();
     while STATE.load(Ordering::Acquire) != 1 {
         assert!(start.elapsed() < LIMIT, "the kernel never runs");

@@ -164,9 +164,13 @@ fn the_death_of_a_rank_is_an_error_that_names_it() {
             if rank.me != 1 {
                 window.wait_signal_on(&stream, 1, SIGNAL, geq, 1).unwrap();
             }
+            let with = if rank.me == 0 { 2 } else { 0 };
+            let prepare = |to| window.prepare_put(to, 0, &data).unwrap();
+            let [late, survives] = [1, with].map(prepare);
             rank.barrier();
             if rank.me == 1 {
-                // A window holds its context.
+                // A request and a window hold their context.
+                drop((late, survives));
                 drop(window);
                 return death.end(rank, ctx, 2);
             }
@@ -188,9 +192,19 @@ fn the_death_of_a_rank_is_an_error_that_names_it() {
                 window.quiet_on(&stream),
                 window.wait_signal(1, ACK, geq, 1, LIMIT),
                 window.wait_signal_on(&other, 1, ACK, geq, 1),
+                window.prepare_put(1, 0, &data).map(drop),
+                late.post(),
+                late.post_on(&stream),
             ] {
                 peer_failed(&e.unwrap_err(), 1);
             }
+            // Neither request of the list is posted.
+            let list = [survives, late];
+            peer_failed(&ctx.post_all_on(&other, &list).unwrap_err(), 1);
+            assert_eq!(list[0].test().unwrap_err().kind(), Kind::NoSuchRequest);
+            list[0].post_on(&other).unwrap();
+            list[0].wait(LIMIT).unwrap();
+            drop(list);
             // The survivors.
             let with = 2 - rank.me;
             let put = window.put_signal_on(&other, with, 0, &data, COUNTER, 1);

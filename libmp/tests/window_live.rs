@@ -11,8 +11,8 @@ use mp::{Context, Window};
 const ROUNDS: u64 = 30;
 const ROOM: usize = 10_000;
 
-/// Puts to the right and takes from the left, by the CPU or on a stream; reads back what it has
-/// put; counts in a word of rank 0.
+/// Puts to the right and takes from the left, by the CPU or on a stream, at once, prepared, and
+/// without a request; reads back what it has put; counts in a word of rank 0.
 fn ring(ctx: &Context, window: &Window, by_stream: bool) {
     let (rank, size) = (ctx.rank(), ctx.size());
     let (right, left) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -29,17 +29,37 @@ fn ring(ctx: &Context, window: &Window, by_stream: bool) {
         let from = data.slice(0, len).unwrap();
         let into = data.slice(ROOM, len).unwrap();
         let geq = Condition::Geq;
+        let odd = round % 2 == 1;
         if by_stream {
-            let put = window.put_signal_on(&stream, right, 0, &from, signal, round);
-            drop(put.unwrap());
+            match odd {
+                true => {
+                    let put = window.prepare_put(right, 0, &from).unwrap();
+                    let then = window.prepare_signal(right, signal, round).unwrap();
+                    ctx.post_all_on(&stream, &[put, then]).unwrap();
+                }
+                false => {
+                    let put = window.put_signal_on(&stream, right, 0, &from, signal, round);
+                    drop(put.unwrap());
+                }
+            }
             let get = window.get_on(&stream, right, 0, &into).unwrap();
             get.wait_on(&stream).unwrap();
             let wait = window.wait_signal_on(&stream, left, signal, geq, round);
             wait.unwrap();
             ctx.synchronize(&stream, LIMIT).unwrap();
         } else {
-            let put = window.put_signal(right, 0, &from, signal, round);
-            drop(put.unwrap());
+            match odd {
+                true => {
+                    window.put_nbi(right, 0, &from).unwrap();
+                    window.fence(right).unwrap();
+                    let word = round.to_le_bytes();
+                    window.put_inline(right, signal, &word).unwrap();
+                }
+                false => {
+                    let put = window.put_signal(right, 0, &from, signal, round);
+                    drop(put.unwrap());
+                }
+            }
             let get = window.get(right, 0, &into).unwrap();
             let wait = window.wait_signal(left, signal, geq, round, LIMIT);
             wait.unwrap();

@@ -141,12 +141,12 @@ pub fn run(ctx: &Context, config: &Config) -> Result<(usize, usize)> {
         halo.send_on(&stream)?;
         // SAFETY: the context keeps the fields until the stream has executed the kernels. Only this
         // kernel uses the cells of `next`; the exchange writes the halo alone.
-        unsafe { stream.launch(&step, dims, inner.as_bytes())? };
+        unsafe { stream.launch(&step, dims, &inner)? };
         halo.wait_on(&stream)?;
         // SAFETY: as above; the halo has arrived, and the data has left.
-        unsafe { stream.launch(&step, dims, edge.as_bytes())? };
+        unsafe { stream.launch(&step, dims, &edge)? };
         // SAFETY: as above.
-        unsafe { stream.launch(&keep, dims, edge.as_bytes())? };
+        unsafe { stream.launch(&keep, dims, &edge)? };
         if i % BATCH == 0 || i == config.steps {
             ctx.synchronize(&stream, config.limit)?;
         }

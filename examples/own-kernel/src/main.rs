@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     };
     let dims = ctx.gpu().dims_for(params.count);
     // SAFETY: `scale` takes a `Scale`; its numbers are in `memory`, which the context keeps alive.
-    unsafe { stream.launch(&scale, dims, params.as_bytes())? };
+    unsafe { stream.launch(&scale, dims, &params)? };
     if rank + 1 < size {
         drop(ctx.isend_on(&stream, rank + 1, 7, &memory.all())?); // detached: it completes by itself
     }

@@ -140,7 +140,7 @@ impl Kernels {
     pub unsafe fn launch<P: Params>(&self, stream: &Stream, params: &P, slots: u64) -> Result<()> {
         let dims = self.gpu.dims_for(slots);
         // SAFETY: the caller's promise; the parameters belong to the kernel.
-        unsafe { stream.launch(P::kernel(self), dims, params.as_bytes())? };
+        unsafe { stream.launch(P::kernel(self), dims, params)? };
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use gds_step::Mutex;
+use zerocopy::{Immutable, IntoBytes};
 
 use super::event::Event;
 use super::runtime::{Left, StreamHandle};
@@ -349,12 +350,49 @@ impl Stream {
             .submit(self, &mut batch.clone(), &mut scratch, &mut false)
     }
 
-    /// Enqueues a kernel, behind all earlier work of the stream. `args` are the bytes of its
-    /// parameter structure, copied before the call returns. A kernel behind a wait for received
-    /// data needs no fence to see the data. On a CUDA stream under capture the kernel goes into the
-    /// graph; every other call of this library refuses a stream under capture.
+    /// Enqueues a kernel, behind all earlier work of the stream. `args` is its parameter structure,
+    /// or the bytes of it, and is copied before the call returns. A kernel behind a wait for
+    /// received data needs no fence to see the data. On a CUDA stream under capture the kernel goes
+    /// into the graph; every other call of this library refuses a stream under capture.
     ///
-    /// [`KernelImage`](super::KernelImage) has an example.
+    /// ```
+    /// use gdsync::gpu::{KernelImage, MemoryKind};
+    /// use zerocopy::{Immutable, IntoBytes};
+    ///
+    /// static KERNELS: KernelImage = gdsync::kernel_image!("gds_kernels");
+    ///
+    /// /// The parameters of `gds_fill`, as its source declares them.
+    /// #[derive(IntoBytes, Immutable)]
+    /// #[repr(C)]
+    /// struct Fill {
+    ///     at: u64,
+    ///     len: u64,
+    ///     seed: u64,
+    /// }
+    ///
+    /// # fn main() -> gdsync::Result<()> {
+    /// # let gpu = gdsync::Gpu::soft()?;
+    /// let fill = gpu.load(&KERNELS)?.kernel("gds_fill")?; // before any stream waits
+    /// let memory = gpu.alloc(MemoryKind::Device, 64)?;
+    /// let stream = gpu.stream()?;
+    /// let args = Fill { at: memory.addr().0, len: 64, seed: 1 };
+    /// // SAFETY: the parameters are those of the kernel, and the memory outlives it.
+    /// unsafe { stream.launch(&fill, gpu.dims_for(64), &args)? };
+    /// assert!(stream.synchronize(std::time::Duration::from_secs(10))?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A structure with padding is refused, because the bytes of the padding have no value:
+    ///
+    /// ```compile_fail,E0277
+    /// #[derive(zerocopy::IntoBytes, zerocopy::Immutable)]
+    /// #[repr(C)]
+    /// struct Scale {
+    ///     numbers: u64,
+    ///     factor: f32, // 4 bytes of padding follow
+    /// }
+    /// ```
     ///
     /// # Safety
     /// `args` has the size and the layout of the kernel's parameter structure. The kernel uses its
@@ -366,9 +404,12 @@ impl Stream {
     /// another runtime or, on CUDA, of another GPU, `QueueFull` if the stream waits and holds the
     /// maximum number of submissions, `Unsupported` on a software GPU if the stream is under
     /// capture, `System` if the runtime refuses, `DeviceLost` if the GPU is lost.
-    pub unsafe fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
+    pub unsafe fn launch<A>(&self, kernel: &Kernel, dims: Dims, args: &A) -> Result<()>
+    where
+        A: IntoBytes + Immutable + ?Sized,
+    {
         self.admit("launch kernel", 1, None)?;
-        self.launch_observed(kernel, dims, args)
+        self.launch_observed(kernel, dims, args.as_bytes())
     }
 
     /// Enqueues a kernel that waits for a store by another party, as [`Stream::launch`] does. The
@@ -381,13 +422,16 @@ impl Stream {
     /// # Errors
     /// As [`Stream::launch`]; `Foreign` for a word of another GPU; `TooManyWaits` if too many
     /// streams of the GPU wait already; `Unsupported` if the stream is under capture.
-    pub unsafe fn launch_waiting(
+    pub unsafe fn launch_waiting<A>(
         &self,
         kernel: &Kernel,
         dims: Dims,
-        args: &[u8],
+        args: &A,
         (word, value): (&Word64, u64),
-    ) -> Result<()> {
+    ) -> Result<()>
+    where
+        A: IntoBytes + Immutable + ?Sized,
+    {
         const OPERATION: &str = "launch kernel";
         if !word.region().gpu().is(self.gpu()) {
             let what = format!("{:?} is not on the GPU of {self:?}", word.region());
@@ -401,7 +445,7 @@ impl Stream {
         // A graph may run many times, but the store that the kernel waits for happens once.
         self.check(self.gpu(), OPERATION)?;
         self.admit(OPERATION, 1, Some(proof))?;
-        self.launch_observed(kernel, dims, args)
+        self.launch_observed(kernel, dims, args.as_bytes())
     }
 
     /// Enqueues one of the library's kernels.

@@ -51,10 +51,7 @@ impl Witness {
             status,
             saw: saw.addr().0,
         };
-        let args: Vec<u8> = [params.error, params.status, params.saw]
-            .iter()
-            .flat_map(|word| word.to_ne_bytes())
-            .collect();
+        let args = [params.error, params.status, params.saw];
         // SAFETY: the pointers are words of the queue pair, which the caller keeps until the
         // stream is done, and of `saw`, which this value keeps.
         unsafe { stream.launch(&kernel(), Dims::linear(1, 32), &args) }.unwrap();

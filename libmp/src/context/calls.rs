@@ -239,8 +239,8 @@ impl Context {
 
     /// Posts prepared requests on `stream` in one submission, however many there are, as
     /// [`Request::post_on`] does for one. They may have different peers and tags; they were prepared
-    /// without a stream, or for this stream. Peers see the receives first, then the short sends,
-    /// then the announcements of large sends.
+    /// without a stream, or for this stream. Peers see the receives first, then the short sends and
+    /// the operations of windows in the order of the list, then the announcements of large sends.
     ///
     /// The stream waits for the receives of all large sends together: no payload above the eager
     /// limit is sent before the last of these receives is posted. A request with this rank itself is

@@ -4,7 +4,8 @@
 //! - `builder` builds the context; `cache` has its registrations.
 //! - Messages: `calls` send and receive, `sendrecv` does both in one call, `request` has the handles
 //!   on messages, `scope` messages of borrowed memory.
-//! - One-sided: `window` has the handles on windows, `ready` ready words, `word` waits for words.
+//! - One-sided: `window` has the handles on windows, `prepared` their operations that are posted later,
+//!   `nbi` puts without a request, `ready` ready words, `word` waits for words.
 //! - Several ranks: `neighbourhood` has the handles on exchanges with neighbours, `collective` those
 //!   on calls of all ranks, `agree` agreements on lost ranks.
 
@@ -13,7 +14,9 @@ mod builder;
 mod cache;
 mod calls;
 mod collective;
+mod nbi;
 mod neighbourhood;
+mod prepared;
 mod ready;
 mod request;
 mod scope;

@@ -132,11 +132,13 @@ impl Request {
         }
     }
 
-    /// Posts a prepared request ([`Context::prepare_send`], [`Context::prepare_recv`]): by the CPU,
-    /// or on its stream, behind all work that is enqueued on the stream so far. Requests of one
-    /// stream to or from one rank are posted in the order in which they were prepared.
+    /// Posts a prepared request ([`Context::prepare_send`], [`Context::prepare_recv`],
+    /// [`Window::prepare_put`](crate::Window::prepare_put)): by the CPU, or on its stream, behind all
+    /// work that is enqueued on the stream so far. Requests of one stream to or from one rank are
+    /// posted in the order in which they were prepared.
     ///
     /// # Errors
+    /// The request stays prepared, unless only a part of it was enqueued.
     /// - `Busy` if it was posted before, or has ended.
     /// - `Gdsync(OutOfOrder)` if an earlier request is neither posted nor cancelled.
     /// - `QueueFull` as configured by [`Builder::full`](crate::Builder::full);

@@ -63,8 +63,10 @@ use crate::window::{Access, Awaited, Op, Targets};
 /// The CPU posts an operation, or a stream posts it (`_on`), behind its earlier work. Each returns
 /// a [`Request`], whose completion is local: the source of a put may be written again; what a get
 /// or an atomic returns is in place. [`Done`](crate::Done) has the tag 0. A dropped request
-/// completes by itself. The first operation to a rank, and the first of a stream, opens a
-/// connection as [`Context::prepare_send`] does.
+/// completes by itself. A [prepared operation](Window::prepare_put) is posted later, several on a
+/// stream in one submission. [`put_nbi`](Window::put_nbi) and [`put_inline`](Window::put_inline)
+/// return no request, and complete at [`quiet`](Window::quiet). The first operation to a rank, and
+/// the first of a stream, opens a connection as [`Context::prepare_send`] does.
 ///
 /// A put that is complete locally may not be visible at the target yet. Two ways show that it is:
 /// a signal behind it that the target waits for ([`put_signal`](Window::put_signal),
@@ -91,8 +93,8 @@ use crate::window::{Access, Awaited, Op, Targets};
 /// target, and the origin gives the rank up.
 #[derive(Clone)]
 pub struct Window {
-    context: Context,
-    targets: Arc<Targets>,
+    pub(super) context: Context,
+    pub(super) targets: Arc<Targets>,
 }
 
 impl fmt::Debug for Window {
@@ -239,7 +241,7 @@ impl Window {
     /// - `Gdsync(OutOfOrder)` for a stream on which a request to or from `rank` is prepared and not
     ///   posted; other errors of gdsync.
     pub fn put(&self, rank: u32, offset: usize, from: &Slice) -> Result<Request> {
-        self.post(rank, offset, put(from), On::Cpu)
+        self.post(rank, offset, Access::put(from), On::Cpu)
     }
 
     /// As [`put`](Window::put), posted by `stream`: `from` is read when the stream reaches the put.
@@ -253,7 +255,7 @@ impl Window {
         offset: usize,
         from: &Slice,
     ) -> Result<Request> {
-        self.post(rank, offset, put(from), On::Stream(stream, None))
+        self.post(rank, offset, Access::put(from), On::Stream(stream, None))
     }
 
     /// Copies `from` to the memory of `rank`, as [`put`](Window::put), and then stores `value` into
@@ -270,7 +272,7 @@ impl Window {
         signal_offset: usize,
         value: u64,
     ) -> Result<Request> {
-        let access = put_signal(from, signal_offset, value);
+        let access = Access::put_signal(from, signal_offset, value);
         self.post(rank, offset, access, On::Cpu)
     }
 
@@ -288,7 +290,7 @@ impl Window {
         signal_offset: usize,
         value: u64,
     ) -> Result<Request> {
-        let access = put_signal(from, signal_offset, value);
+        let access = Access::put_signal(from, signal_offset, value);
         self.post(rank, offset, access, On::Stream(stream, None))
     }
 
@@ -530,14 +532,4 @@ impl Window {
         });
         (requests, asked)
     }
-}
-
-fn put(from: &Slice) -> Access<'_> {
-    let signal = None;
-    Access::Put { from, signal }
-}
-
-fn put_signal(from: &Slice, offset: usize, value: u64) -> Access<'_> {
-    let signal = Some((offset as u64, value));
-    Access::Put { from, signal }
 }

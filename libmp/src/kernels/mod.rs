@@ -16,7 +16,6 @@ mod tests;
 
 use gdsync::gpu::{Dims, Kernel, KernelImage, Word64};
 use gdsync::{Gpu, Stream};
-use zerocopy::IntoBytes;
 
 use crate::error::Result;
 
@@ -174,7 +173,7 @@ impl Kernels {
             _ => self.unpack,
         };
         // SAFETY: the kernel accesses what `Pieces` names, which the caller guarantees to be valid.
-        Ok(unsafe { stream.launch(&self.strided, dims, params.as_bytes()) }?)
+        Ok(unsafe { stream.launch(&self.strided, dims, params) }?)
     }
 
     /// Enqueues the moves of a table; see [`moves_of`].
@@ -189,7 +188,7 @@ impl Kernels {
         debug_assert!(dims.grid[0].is_multiple_of(params.blocks));
         // SAFETY: the kernel accesses what the table names, which the caller guarantees to be
         // valid.
-        Ok(unsafe { stream.launch(&self.moves, dims, params.as_bytes()) }?)
+        Ok(unsafe { stream.launch(&self.moves, dims, params) }?)
     }
 }
 

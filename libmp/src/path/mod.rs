@@ -47,6 +47,8 @@ pub(crate) use word::Word;
 
 /// Maximum number of pieces of one put.
 pub(crate) const MOST_PIECES: usize = 30;
+/// Maximum number of bytes of a put that are copied when it is prepared (inline).
+pub(crate) const INLINE: usize = 256;
 /// Maximum number of bytes of one put.
 pub(crate) const MOST_BYTES: u64 = 1 << 30;
 

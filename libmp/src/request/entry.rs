@@ -1,5 +1,5 @@
-//! One request: the fields of every request, and the states of sends and of receives. `one_sided`,
-//! `step` and `collective` have the states of the others.
+//! One request: the fields of every request, and the states of sends and of receives.
+//! `transfer`, `step` and `collective` have the states of the others.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -10,9 +10,10 @@ use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 
 use super::collective::Collection;
 use super::fault::End;
-use super::one_sided::{Action, SignalState, SignalWait, Transfer, TransferState};
+use super::one_sided::{Action, SignalState, SignalWait};
 use super::reached::Mark;
 use super::step::Step;
+use super::transfer::{Transfer, TransferState};
 use crate::path::Put;
 use crate::region::{Memory, Slice, Strided};
 
@@ -256,6 +257,20 @@ impl Entry {
         }
     }
 
+    pub fn transfer(&self) -> Option<&Transfer> {
+        match &self.operation {
+            Operation::Transfer(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
+    pub fn transfer_mut(&mut self) -> Option<&mut Transfer> {
+        match &mut self.operation {
+            Operation::Transfer(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
     /// The wait of a stream for a signal that the stream has not passed.
     pub fn signal(&self) -> Option<&SignalWait> {
         match &self.operation {
@@ -308,10 +323,10 @@ impl Entry {
         match &self.operation {
             Operation::Send(send) => send.state == SendState::Prepared,
             Operation::Receive(receive) => receive.state == ReceiveState::Prepared,
-            Operation::Transfer(_)
-            | Operation::Signal(_)
-            | Operation::Step(_)
-            | Operation::Collective(_) => false,
+            Operation::Transfer(transfer) => {
+                matches!(transfer.state, TransferState::Prepared(..))
+            }
+            Operation::Signal(_) | Operation::Step(_) | Operation::Collective(_) => false,
         }
     }
 

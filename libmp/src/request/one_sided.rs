@@ -1,5 +1,5 @@
-//! One-sided operations: the states of a transfer to or from a window, and of a stream's wait for a
-//! word of this rank, which another rank stores.
+//! One-sided operations: their kinds, and the state of a stream's wait for a word of this rank, which
+//! another rank stores.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
 use gdsync::Status;
-use gdsync::gpu::{Condition, MemoryKind, Word64};
+use gdsync::gpu::{Condition, Word64};
 
 use crate::error::Result;
-use crate::path::{Put, Word};
-use crate::region::{self, Memory, Slice};
+use crate::path::Word;
+use crate::region::{self, Memory};
 use crate::wire::collective::Call;
 
 /// The period in which [`Releases`] looks for streams that have passed a wait.
@@ -38,33 +38,6 @@ pub(crate) enum Action {
     WaitReady,
     /// A stream waits for a word of this rank's memory.
     WaitWord,
-}
-
-/// The state of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TransferState {
-    /// Its work is posted; it ends when this put is done.
-    InFlight(Put),
-    /// It has ended.
-    Done(Status),
-}
-
-/// The fields of a put, a get, a signal or an atomic.
-#[derive(Debug)]
-pub(crate) struct Transfer {
-    pub action: Action,
-    /// Whether a put stores a signal behind its payload.
-    pub signals: bool,
-    pub state: TransferState,
-}
-
-impl Transfer {
-    /// Whether it stores into `memory` of this rank that is in the GPU, so that a wait for it has
-    /// to flush.
-    pub fn lands_in_device(&self, memory: &[Slice]) -> bool {
-        let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
-        !matches!(self.action, Action::Put | Action::Signal) && memory.iter().any(device)
-    }
 }
 
 /// The state of a stream's wait for a signal.

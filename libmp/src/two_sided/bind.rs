@@ -35,11 +35,7 @@ impl Engine {
     pub(super) fn lane_for(&self, key: RequestKey, on: &On<'_>) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
         let entry = known(&mut state.requests, key)?;
-        let (rank, tag) = (entry.peer, entry.tag);
-        let target = match entry.is_receive() {
-            true => Target::Recv(tag),
-            false => Target::Send(tag),
-        };
+        let (rank, target) = (entry.peer, target(entry));
         if matches!(rank, ANY_RANK | NULL_RANK) || entry.poster.stream.is_some() {
             let lane = entry.poster.lane;
             return Ok((state, lane));
@@ -82,6 +78,13 @@ impl Engine {
             entry.poster = poster;
             return Ok(true);
         }
+        if entry.transfer().is_some() {
+            let puts = state.prepare_transfer(key, lane);
+            let common = &mut known(&mut state.requests, key)?.common;
+            common.puts = puts.map_err(|e| e.of_peer(rank))?;
+            common.poster = poster;
+            return Ok(true);
+        }
         let here = state.given_up(rank).is_none();
         let (is_receive, large) = match state.requests.get(key) {
             Some(entry) => (entry.is_receive(), entry.large),
@@ -103,6 +106,15 @@ impl Engine {
         }
         common.poster = poster;
         Ok(true)
+    }
+}
+
+/// What has to be open before a request can be posted.
+pub(super) fn target(entry: &Entry) -> Target {
+    match &entry.operation {
+        Operation::Receive(_) => Target::Recv(entry.tag),
+        Operation::Transfer(_) => Target::Lanes,
+        _ => Target::Send(entry.tag),
     }
 }
 

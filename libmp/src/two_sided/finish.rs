@@ -4,6 +4,7 @@
 use gdsync::Status;
 use gdsync::gpu::WeakStream;
 
+use super::bind::unbind;
 use super::channel::RecvChannel;
 use super::engine::Engine;
 use super::null::NULL_RANK;
@@ -418,8 +419,13 @@ impl Engine {
         let entry = known(&mut state.requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
         let unposted = entry.is_prepared();
-        let numbered = !matches!(entry.peer, ANY_RANK | NULL_RANK);
+        let one_sided = entry.action().is_some();
+        let numbered = !matches!(entry.peer, ANY_RANK | NULL_RANK) && !one_sided;
         if !numbered && (unposted || entry.is_unmatched()) {
+            if one_sided {
+                // It has puts if a list posted only requests before it.
+                unbind(state, key);
+            }
             state.matcher.remove(key);
             self.finish(state, key, Status::CANCELLED, 0);
             return Ok(());
@@ -526,7 +532,7 @@ impl Engine {
                 send.state = SendState::Queued { announced: false };
             }
             Operation::Receive(receive) => receive.state = ReceiveState::Posted,
-            // Never prepared.
+            // Cancelled, or never prepared.
             Operation::Transfer(_)
             | Operation::Signal(_)
             | Operation::Step(_)

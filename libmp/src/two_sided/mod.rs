@@ -18,9 +18,9 @@
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`,
-//!   `post_all` and `wait_all` (several requests in one submission), `claim` (a stream takes a
-//!   message in), `take` (the CPU takes a message in), `flush`, `close`, `agree` (agreements
-//!   on lost ranks), `ready` (the memory of ready words).
+//!   `transfer` (posting operations of windows), `post_all` and `wait_all` (several requests in one
+//!   submission), `claim` (a stream takes a message in), `take` (the CPU takes a message in),
+//!   `flush`, `close`, `agree` (agreements on lost ranks), `ready` (the memory of ready words).
 //! - Background work: `progress`, `control`, `finish`, `steps` (neighbourhoods), `team` (collective
 //!   calls), and `texts`, which describes it in errors and logs.
 
@@ -56,6 +56,7 @@ mod steps;
 mod take;
 mod team;
 mod texts;
+mod transfer;
 pub(crate) mod wait;
 mod wait_all;
 mod watch;

@@ -148,8 +148,10 @@ impl Engine {
             return Ok(());
         }
         let Entry { common, operation } = entry;
-        let Operation::Send(send) = operation else {
-            return self.post_recv(state, key);
+        let send = match operation {
+            Operation::Send(send) => send,
+            Operation::Transfer(_) => return self.post_transfer(state, key),
+            _ => return self.post_recv(state, key),
         };
         if let Some(peer) = state.peers.get(common.peer)
             && !peer.is_here()

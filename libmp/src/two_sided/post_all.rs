@@ -6,11 +6,10 @@
 use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
 
-use super::bind::{is_bound, unbind};
+use super::bind::{is_bound, target, unbind};
 use super::channel::SendChannel;
 use super::engine::Engine;
 use super::null::NULL_RANK;
-use super::peer::Target;
 use super::post::{POST, unposted};
 use super::receive::{ANY_RANK, advertise, check_ready_order};
 use super::send::{announce, direct, plain, unstamped};
@@ -81,7 +80,7 @@ const PASSES: [Pass; 4] = [Pass::Receives, Pass::Whole, Pass::Announced, Pass::B
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
     Receives,
-    /// Sends without a kernel.
+    /// Operations of windows, and sends without a kernel.
     Whole,
     /// The announcements of the others.
     Announced,
@@ -196,10 +195,7 @@ impl Engine {
                 let what = "the request is named twice";
                 return Err(Error::new(POST, Kind::Busy, what));
             }
-            let target = match entry.is_receive() {
-                true => Target::Recv(entry.tag),
-                false => Target::Send(entry.tag),
-            };
+            let target = target(entry);
             let mut lane = match bound {
                 true => entry.poster.lane,
                 false => own,
@@ -238,7 +234,16 @@ impl Engine {
             if member.alone || matches!(rank, ANY_RANK | NULL_RANK) {
                 continue;
             }
-            let receive = receives(state, member);
+            let (receive, lane) = (receives(state, member), member.lane);
+            if known(&mut state.requests, key)?.transfer().is_some() {
+                if pass == Pass::Whole {
+                    let puts = state.prepare_transfer(key, lane);
+                    let puts = puts.map_err(|e| e.of_peer(rank))?.into_iter().flatten();
+                    posts.members[at].last = puts.clone().last();
+                    keep(puts, At { rank, lane }, &mut posts.made, &mut posts.front);
+                }
+                continue;
+            }
             let decided = match (pass, receive) {
                 (Pass::Receives, true) => decide_receive(state, key, posts),
                 (Pass::Receives, false) | (_, true) => Ok(None),
@@ -294,7 +299,7 @@ impl Engine {
                         plain(&mut batch, channel, number, segments, len)?
                     }
                 };
-                keep(&batch, at, &mut posts.made, &mut posts.front);
+                keep(batch.all(), at, &mut posts.made, &mut posts.front);
                 Ok(Some(last))
             }
             Pass::Announced => {
@@ -303,7 +308,7 @@ impl Engine {
                 if large {
                     let mut batch = Batch::new(lane);
                     announce(&mut batch, channel, number, len)?;
-                    keep(&batch, at, &mut posts.made, &mut posts.front);
+                    keep(batch.all(), at, &mut posts.made, &mut posts.front);
                     let (ready, value) = (channel.ready(number), word::threshold(number));
                     posts.ready.push(Part::Wait(ready.clone(), value));
                 }
@@ -314,12 +319,12 @@ impl Engine {
                 let mut batch = Batch::new(lane);
                 if !large && send.late.is_none() {
                     let last = plain(&mut batch, channel, number, segments, len)?;
-                    keep(&batch, at, &mut posts.made, &mut posts.back);
+                    keep(batch.all(), at, &mut posts.made, &mut posts.back);
                     return Ok(Some(last));
                 }
                 channel.make_stamps(&self.paths)?;
                 let last = unstamped(&mut batch, channel, number, segments, len)?;
-                keep(&batch, at, &mut posts.made, &mut posts.back);
+                keep(batch.all(), at, &mut posts.made, &mut posts.back);
                 self.add_stamp(&batch, common, send, channel, result, &mut posts.stamps)?;
                 Ok(Some(last))
             }
@@ -432,11 +437,9 @@ impl Engine {
                         *channel.ready_put(common.number) = Some(put);
                     }
                 }
+                Operation::Transfer(transfer) => transfer.post(common.poster.lane, member.last),
                 // Never prepared.
-                Operation::Transfer(_)
-                | Operation::Signal(_)
-                | Operation::Step(_)
-                | Operation::Collective(_) => {}
+                Operation::Signal(_) | Operation::Step(_) | Operation::Collective(_) => {}
             }
         }
         self.match_any(state);
@@ -503,9 +506,9 @@ fn receives(state: &State, member: &Member) -> bool {
         .is_some_and(Entry::is_receive)
 }
 
-/// Appends the puts of a batch.
-fn keep(batch: &Batch<'_>, at: At, made: &mut Vec<(At, Put)>, parts: &mut Vec<Part>) {
-    for put in batch.all() {
+/// Appends puts that were prepared together.
+fn keep(puts: impl Iterator<Item = Put>, at: At, made: &mut Vec<(At, Put)>, parts: &mut Vec<Part>) {
+    for put in puts {
         made.push((at, put));
         parts.push(Part::Put(at, put));
     }
@@ -537,7 +540,12 @@ fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Resu
     }
     let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
     advertise(&mut batch, channel, common, receive)?;
-    keep(&batch, At { rank, lane }, &mut posts.made, &mut posts.front);
+    keep(
+        batch.all(),
+        At { rank, lane },
+        &mut posts.made,
+        &mut posts.front,
+    );
     Ok(batch.all().last())
 }
 

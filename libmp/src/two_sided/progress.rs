@@ -12,8 +12,9 @@ use super::state::State;
 use crate::path::Put;
 use crate::region::Slice;
 use crate::request::entry::{Entry, Incoming, Operation, ReceiveState, SendState};
-use crate::request::one_sided::{SignalState, SignalWait, TransferState};
+use crate::request::one_sided::{SignalState, SignalWait};
 use crate::request::table::RequestKey;
+use crate::request::transfer::TransferState;
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
@@ -132,6 +133,7 @@ impl Engine {
                 ReceiveState::Done(_) => state.requests.forget(key),
             },
             Operation::Transfer(transfer) => match transfer.state {
+                TransferState::Prepared(..) => false,
                 TransferState::InFlight(put) => self.advance_in_flight(state, key, put),
                 TransferState::Done(_) => state.requests.forget(key),
             },

@@ -272,7 +272,7 @@ impl State {
     }
 
     /// A request, and its peer.
-    fn request(&mut self, key: RequestKey) -> Result<(&mut Entry, &mut Peer)> {
+    pub fn request(&mut self, key: RequestKey) -> Result<(&mut Entry, &mut Peer)> {
         let entry = known(&mut self.requests, key)?;
         let peer = self.peers.get_mut(entry.peer);
         let rank = entry.peer;

@@ -3,13 +3,13 @@
 
 use std::fmt::Display;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use gdsync::gpu::Word64;
 
 use crate::error::{Error, Kind, Result};
-use crate::path::{LANES, Path, Paths, Remote, Rights, Span};
+use crate::path::{Path, Paths, Remote, Rights, Span};
 use crate::region::{Memory, Slice};
+use crate::request::transfer::UsedLanes;
 use crate::wire::control::Control;
 use crate::wire::record::Record;
 
@@ -19,12 +19,9 @@ pub(super) const WORD: usize = 8;
 /// The memory of one rank in a window.
 pub(crate) struct Target {
     remote: Remote,
-    /// A bit for each lane on which puts to the rank were posted. Relaxed: it is written and read
-    /// under the engine's lock.
-    used: AtomicU8,
+    /// The lanes on which puts to the rank were posted.
+    pub lanes: UsedLanes,
 }
-
-const _: () = assert!(LANES <= u8::BITS as usize);
 
 /// The memory of a window.
 pub(crate) struct Targets {
@@ -94,8 +91,8 @@ impl Targets {
         const OPERATION: &str = "attach window";
         let place = self.place(OPERATION, rank)?;
         let remote = Remote::any(paths.to(rank), block).map_err(|e| e.with_rank(rank))?;
-        let used = AtomicU8::new(0);
-        let target = Target { remote, used };
+        let lanes = UsedLanes::default();
+        let target = Target { remote, lanes };
         place.set(target).map_err(|_| {
             let what = format!("the window has memory of rank {rank} already; attach it once");
             Error::new(OPERATION, Kind::Busy, what).with_rank(rank)
@@ -173,18 +170,6 @@ impl Target {
         });
         checked.map_err(|e| e.with_rank(rank))?;
         self.remote.span(offset as usize, len)
-    }
-
-    /// Records that a put was posted on `lane`.
-    #[inline]
-    pub fn use_lane(&self, lane: u8) {
-        self.used.fetch_or(1 << lane, Ordering::Relaxed);
-    }
-
-    /// Whether a put was posted on `lane`.
-    #[inline]
-    pub fn is_used_by(&self, lane: u8) -> bool {
-        self.used.load(Ordering::Relaxed) & 1 << lane != 0
     }
 }
 

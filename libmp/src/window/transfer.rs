@@ -1,5 +1,5 @@
-//! Puts, gets, signals and atomics: their work on a lane, posted by the CPU or a stream, and the
-//! request that shows their completion.
+//! Puts, gets, signals and atomics as the application gives them: their checks, their work on a
+//! lane, posted by the CPU or a stream, at once or later, and the request that shows their completion.
 
 use std::ffi::CStr;
 
@@ -9,14 +9,15 @@ use super::targets::{Target, Targets, WORD};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{self, Mutant};
-use crate::path::{Atomic, Batch, List, MOST_BYTES, Put, Span};
+use crate::path::{Atomic, Batch, INLINE, List, MOST_BYTES, Put};
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Operation, Poster, Segments};
-use crate::request::one_sided::{Action, Transfer, TransferState};
+use crate::request::one_sided::Action;
 use crate::request::table::RequestKey;
+use crate::request::transfer::{Transfer, TransferState, UsedLanes, Work};
 use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{NULL_RANK, On, Target as Open, not_connected};
+use crate::two_sided::{NULL_RANK, On, State, Target as Open, not_connected};
 
 /// What an operation does with the memory of a rank.
 #[derive(Clone, Copy)]
@@ -26,6 +27,10 @@ pub(crate) enum Access<'a> {
         from: &'a Slice,
         signal: Option<(u64, u64)>,
     },
+    /// Copies `from` there, without a request.
+    PutNbi { from: &'a Slice },
+    /// Stores bytes there that are copied now, without a request.
+    Inline { bytes: &'a [u8] },
     /// Copies to `into`.
     Get { into: &'a Slice },
     /// Stores a word after all earlier puts.
@@ -34,6 +39,18 @@ pub(crate) enum Access<'a> {
     Atomic { old: &'a Slice, atomic: Atomic },
     /// Reads a word into `into`, after all earlier puts.
     Quiet { into: &'a Slice },
+}
+
+impl<'a> Access<'a> {
+    pub fn put(from: &'a Slice) -> Access<'a> {
+        let signal = None;
+        Access::Put { from, signal }
+    }
+
+    pub fn put_signal(from: &'a Slice, offset: usize, value: u64) -> Access<'a> {
+        let signal = Some((offset as u64, value));
+        Access::Put { from, signal }
+    }
 }
 
 /// An operation on the memory of a rank, as the application gives it.
@@ -48,7 +65,7 @@ pub(crate) struct Op<'a> {
 impl Op<'_> {
     fn action(&self) -> Action {
         match &self.access {
-            Access::Put { .. } => Action::Put,
+            Access::Put { .. } | Access::PutNbi { .. } | Access::Inline { .. } => Action::Put,
             Access::Get { .. } => Action::Get,
             Access::Signal { .. } => Action::Signal,
             Access::Atomic { atomic, .. } => match atomic {
@@ -88,7 +105,11 @@ impl Op<'_> {
     /// The name of its call, for observers.
     pub fn call(&self) -> &'static CStr {
         match self.action() {
-            Action::Put => c"put",
+            Action::Put => match self.access {
+                Access::PutNbi { .. } => c"put_nbi",
+                Access::Inline { .. } => c"put_inline",
+                _ => c"put",
+            },
             Action::Get => c"get",
             Action::Signal => c"signal",
             Action::FetchAdd => c"fetch_add",
@@ -110,10 +131,10 @@ impl Op<'_> {
     /// The memory of this rank.
     fn slice(&self) -> Option<&Slice> {
         match self.access {
-            Access::Put { from, .. } => Some(from),
+            Access::Put { from, .. } | Access::PutNbi { from } => Some(from),
             Access::Get { into } | Access::Quiet { into } => Some(into),
             Access::Atomic { old, .. } => Some(old),
-            Access::Signal { .. } => None,
+            Access::Inline { .. } | Access::Signal { .. } => None,
         }
     }
 
@@ -129,7 +150,10 @@ impl Op<'_> {
 
     /// The length of its transfer in bytes.
     fn len(&self) -> usize {
-        self.slice().map_or(WORD, Slice::len)
+        match self.access {
+            Access::Inline { bytes } => bytes.len(),
+            _ => self.slice().map_or(WORD, Slice::len),
+        }
     }
 
     /// Checks the memory of this rank, and the stream.
@@ -152,12 +176,18 @@ impl Op<'_> {
                 return Err(Error::new(operation, Kind::Invalid, what).with_limit(most, "bytes"));
             }
         }
+        if let Access::Inline { bytes } = self.access
+            && bytes.len() > INLINE
+        {
+            let what = format!("{len} bytes are too many for an inline put; use a put");
+            let error = Error::new(operation, Kind::Invalid, what);
+            return Err(error.with_limit(INLINE, "bytes"));
+        }
         self.on.check(&engine.gpu, operation)
     }
 
-    /// Checks the operation against the window, and returns its places there: of the transfer, and
-    /// of the signal of a put.
-    fn places(&self, engine: &Engine, target: &Target) -> Result<(Span, Option<Span>)> {
+    /// Checks the operation against the window, and returns its work there.
+    fn work(&self, engine: &Engine, target: &Target) -> Result<Work> {
         let (operation, len) = (self.name(), self.len());
         if matches!(self.access, Access::Get { .. } | Access::Quiet { .. })
             && self.rank != engine.rank
@@ -166,70 +196,91 @@ impl Op<'_> {
             let what = "the NIC of this rank executes no READ, which a get and a quiet need";
             return Err(Error::new(operation, Kind::Unsupported, what));
         }
-        let word = matches!(self.access, Access::Signal { .. } | Access::Atomic { .. });
-        let place = target.span(operation, self.rank, (self.offset, len), word)?;
-        let signal = match self.access {
-            Access::Put {
-                signal: Some((offset, _)),
-                ..
-            } => Some(target.span("signal", self.rank, (offset, WORD), true)?),
-            _ => None,
-        };
-        Ok((place, signal))
-    }
-
-    /// Prepares its work.
-    fn prepare<const N: usize>(
-        &self,
-        batch: &mut Batch<'_, N>,
-        (place, signal): (Span, Option<Span>),
-    ) -> Result<()> {
-        let len = self.len() as u64;
-        match self.access {
-            Access::Put {
-                from,
-                signal: Some((_, value)),
-            } => {
-                let signal = signal.unwrap_or(place);
-                if mutant::on(Mutant::SignalFirst) {
-                    batch.put_bytes(&value.to_le_bytes(), signal)?;
-                    batch.put_signaled(from.piece(), place)?;
-                    return Ok(());
-                }
-                for (chunk, at) in from.chunks(len, place) {
-                    batch.put([chunk].into_iter(), at)?;
-                }
-                batch.announce(&value.to_le_bytes(), signal)?;
-            }
-            Access::Put { from, signal: None } => {
-                for (chunk, at) in from.chunks(len, place) {
-                    batch.put_signaled(chunk, at)?;
+        let is_word = matches!(self.access, Access::Signal { .. } | Access::Atomic { .. });
+        let place = target.span(operation, self.rank, (self.offset, len), is_word)?;
+        Ok(match self.access {
+            Access::Put { signal, .. } => {
+                let word = |(offset, value)| -> Result<_> {
+                    let at = target.span("signal", self.rank, (offset, WORD), true)?;
+                    Ok((at, value))
+                };
+                Work::Put {
+                    to: place,
+                    signal: signal.map(word).transpose()?,
                 }
             }
-            Access::Get { into } | Access::Quiet { into } => {
-                for (chunk, at) in into.chunks(len, place) {
-                    batch.get(chunk, at)?;
-                }
-            }
-            Access::Signal { value } => {
-                batch.announce(&value.to_le_bytes(), place)?;
-            }
-            Access::Atomic { old, atomic } => {
-                batch.atomic(old.piece(), place, atomic)?;
-            }
-        }
-        Ok(())
+            Access::PutNbi { .. } | Access::Inline { .. } => Work::Put {
+                to: place,
+                signal: None,
+            },
+            Access::Get { .. } | Access::Quiet { .. } => Work::Get { from: place },
+            Access::Signal { value } => Work::Signal { to: place, value },
+            Access::Atomic { atomic, .. } => Work::Atomic {
+                word: place,
+                atomic,
+            },
+        })
     }
 
     /// Prepares its work and posts it. Returns its last put.
     fn post<const N: usize>(
         &self,
         mut batch: Batch<'_, N>,
-        places: (Span, Option<Span>),
+        work: Work,
         stream: Option<&Stream>,
     ) -> Result<Option<Put>> {
-        self.prepare(&mut batch, places)?;
+        match (self.access, work) {
+            (Access::Inline { bytes }, Work::Put { to, .. }) => {
+                batch.put_bytes(bytes, to)?;
+            }
+            (Access::PutNbi { from }, Work::Put { to, .. }) => {
+                for (chunk, at) in from.chunks(from.len() as u64, to) {
+                    batch.put([chunk].into_iter(), at)?;
+                }
+            }
+            _ => work.prepare(&mut batch, self.slice())?,
+        }
         post_batch(batch, stream)
+    }
+
+    /// Posts its work on a lane. Returns its last put.
+    fn post_on_lane(
+        &self,
+        state: &mut State,
+        target: &Target,
+        work: Work,
+        lane: u8,
+    ) -> Result<Option<Put>> {
+        let none = || not_connected(self.name(), self.rank);
+        let peer = state.peers.get_mut(self.rank).ok_or_else(none)?;
+        if !peer.can_post(lane, Open::Lanes) {
+            return Err(peer.error(self.name()));
+        }
+        let (ends, stream) = (peer.link.lane(lane).ok_or_else(none)?, self.on.stream());
+        let last = match self.len() as u64 > MOST_BYTES {
+            false => self.post(Batch::short(ends), work, stream)?,
+            true => self.post(Batch::new(ends), work, stream)?,
+        };
+        target.lanes.add(lane);
+        Ok(last)
+    }
+
+    /// The fields of its request; `memory`: what the request keeps.
+    fn common(&self, memory: Segments) -> Common {
+        Common {
+            number: self.offset,
+            len: self.len() as u64,
+            segments: memory,
+            ..Common::new(self.rank, 0, &[])
+        }
+    }
+
+    fn operation(&self, state: TransferState) -> Operation {
+        Operation::Transfer(Transfer {
+            action: self.action(),
+            signals: self.signals(),
+            state,
+        })
     }
 }
 
@@ -257,10 +308,10 @@ impl Engine {
         let operation = op.name();
         op.check(self)?;
         if op.rank == NULL_RANK {
-            return self.no_transfer(op);
+            return self.no_transfer(window, op);
         }
         let target = window.of(operation, op.rank)?;
-        let places = op.places(self, target)?;
+        let work = op.work(self, target)?;
         let (guard, lane) = self.ensure(op.rank, &op.on, Open::Lanes)?;
         let mut locked = Some(guard);
         let posted = self.with_room(|| {
@@ -268,63 +319,93 @@ impl Engine {
             let state = &mut *guard;
             self.sweep_if_crowded(state);
             let order = state.requests.next_order();
-            let none = || not_connected(operation, op.rank);
-            let peer = state.peers.get_mut(op.rank).ok_or_else(none)?;
-            if !peer.can_post(lane, Open::Lanes) {
-                return Err(peer.error(operation));
-            }
             state.requests.reserve(&self.gpu)?;
-            let ends = peer.link.lane(lane).ok_or_else(none)?;
+            let last = op.post_on_lane(state, target, work, lane)?;
             let stream = op.on.stream();
-            let last = match op.len() as u64 > MOST_BYTES {
-                false => op.post(Batch::short(ends), places, stream)?,
-                true => op.post(Batch::new(ends), places, stream)?,
-            };
-            target.use_lane(lane);
             let common = Common {
-                number: op.offset,
                 poster: Poster {
                     lane,
                     stream: stream.map(Stream::downgrade),
                 },
-                len: op.len() as u64,
                 order,
-                segments: op.memory(self, window),
-                ..Common::new(op.rank, 0, &[])
+                ..op.common(op.memory(self, window))
             };
-            let operation = Operation::Transfer(Transfer {
-                action: op.action(),
-                signals: op.signals(),
-                state: last.map_or(
-                    TransferState::Done(Status::SUCCESS),
-                    TransferState::InFlight,
-                ),
-            });
+            let done = TransferState::Done(Status::SUCCESS);
+            let operation = op.operation(last.map_or(done, TransferState::InFlight));
             Ok(state.requests.put(Entry { common, operation }))
+        });
+        posted.map_err(|e| e.of_peer(op.rank))
+    }
+
+    /// Posts a put without a request: the queue pair keeps its memory until it is complete.
+    pub fn put_nbi(&self, window: &Targets, op: &Op<'_>) -> Result<()> {
+        op.check(self)?;
+        if op.rank == NULL_RANK {
+            return Ok(());
+        }
+        let target = window.of(op.name(), op.rank)?;
+        let work = op.work(self, target)?;
+        let (guard, lane) = self.ensure(op.rank, &op.on, Open::Lanes)?;
+        let mut locked = Some(guard);
+        let posted = self.with_room(|| {
+            let state = &mut *locked.take().unwrap_or_else(|| self.lock());
+            op.post_on_lane(state, target, work, lane)?;
+            if let Some(peer) = state.peers.get_mut(op.rank) {
+                peer.counts.puts += 1;
+                peer.counts.bytes_out += op.len() as u64;
+            }
+            Ok(())
         });
         posted.map_err(|e| e.of_peer(op.rank))
     }
 
     /// The request of an operation on the null rank, which has ended.
     #[cold]
-    fn no_transfer(&self, op: &Op<'_>) -> Result<RequestKey> {
+    fn no_transfer(&self, window: &Targets, op: &Op<'_>) -> Result<RequestKey> {
+        let key = self.prepare_transfer(window, op)?;
+        self.post(key).map(|()| key)
+    }
+
+    /// Prepares an operation on the memory of a rank, which the CPU or a stream posts later. Returns
+    /// its request, whose handle is held. Its puts are made when it is posted.
+    pub fn prepare_transfer(&self, window: &Targets, op: &Op<'_>) -> Result<RequestKey> {
+        let operation = op.name();
+        op.check(self)?;
+        if op.rank == NULL_RANK {
+            let nothing = || (Segments::None, (Work::Nothing, UsedLanes::default()));
+            return self.put_prepared(op, nothing);
+        }
+        let len = op.len() as u64;
+        if len > MOST_BYTES {
+            let what = format!("{len} bytes are too many for one prepared operation; use several");
+            let error = Error::new(operation, Kind::Invalid, what);
+            return Err(error.with_limit(MOST_BYTES, "bytes"));
+        }
+        let target = window.of(operation, op.rank)?;
+        let work = op.work(self, target)?;
+        let opened = self.ensure(op.rank, &op.on, Open::Lanes);
+        drop(opened.map_err(|e| e.of_peer(op.rank))?);
+        self.put_prepared(op, || {
+            let memory = op.memory(self, window);
+            (memory, (work, target.lanes.clone()))
+        })
+    }
+
+    /// Makes the request of an operation that is not posted.
+    fn put_prepared(
+        &self,
+        op: &Op<'_>,
+        prepared: impl Fn() -> (Segments, (Work, UsedLanes)),
+    ) -> Result<RequestKey> {
         self.with_room(|| {
             let mut guard = self.lock();
             let state = &mut *guard;
             self.sweep_if_crowded(state);
             state.requests.reserve(&self.gpu)?;
-            let common = Common {
-                number: op.offset,
-                ..Common::new(NULL_RANK, 0, &[])
-            };
-            let operation = Operation::Transfer(Transfer {
-                action: op.action(),
-                signals: op.signals(),
-                state: TransferState::Done(Status::SUCCESS),
-            });
-            let key = state.requests.put(Entry { common, operation });
-            state.requests.set_result(key, Status::SUCCESS, 0);
-            Ok(key)
+            let (memory, (work, lanes)) = prepared();
+            let common = op.common(memory);
+            let operation = op.operation(TransferState::Prepared(work, lanes));
+            Ok(state.requests.put(Entry { common, operation }))
         })
     }
 
@@ -378,7 +459,7 @@ impl Engine {
         let mut asked = Ok(());
         for (rank, target) in window.all() {
             let lane = self.lane_to(&mut self.lock(), rank, &on);
-            if !target.is_used_by(lane) || mutant::on(Mutant::QuietAtOnce) {
+            if !target.lanes.has(lane) || mutant::on(Mutant::QuietAtOnce) {
                 continue;
             }
             let op = Op {

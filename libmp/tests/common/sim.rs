@@ -394,8 +394,7 @@ impl Witness {
     /// the kernel has run.
     pub fn launch(stream: &Stream, ctx: &Context, request: &Request) -> Witness {
         let saw = stream.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
-        let args = [ctx.error_word(), request.result_word(), saw.addr()];
-        let args: Vec<u8> = args.iter().flat_map(|a| a.0.to_ne_bytes()).collect();
+        let args = [ctx.error_word(), request.result_word(), saw.addr()].map(|word| word.0);
         // SAFETY: the kernel is defined as C++ would define it: it keeps the rules for kernels.
         let kernel = unsafe { softgpu::Kernel::new("look", look, size_of::<Look>()) };
         // SAFETY: the words of the context and of the request live as long as their handles, the

@@ -1,5 +1,5 @@
 //! One-sided operations of ranks that are threads of this process: puts with signals around a ring,
-//! gets of what was put, a count in one word, and ready words
+//! at once, prepared and without requests, gets of what was put, a count in one word, and ready words
 //! between the rounds.
 
 use std::sync::Arc;
@@ -75,14 +75,25 @@ fn ring(ctx: &Context, kind: MemoryKind, by_stream: bool) -> Verdict {
         let payload = |rank: u32| vec![rank as u8 * 32 + round as u8; len];
         data.write(0, &payload(rank))?;
         let (from, into) = (data.slice(0, len)?, data.slice(ROOM, len)?);
-        if by_stream {
+        let odd = round % 2 == 1;
+        if by_stream && odd {
+            let put = window.prepare_put_signal(right, 0, &from, SIGNAL, round)?;
+            ctx.post_all_on(&stream, &[put])?;
+        } else if by_stream {
             drop(window.put_signal_on(&stream, right, 0, &from, SIGNAL, round)?);
+        } else if odd {
+            window.put_nbi(right, 0, &from)?;
+            window.fence(right)?;
+            window.put_inline(right, SIGNAL, &round.to_le_bytes())?;
+        } else {
+            drop(window.put_signal(right, 0, &from, SIGNAL, round)?);
+        }
+        if by_stream {
             let get = window.get_on(&stream, right, 0, &into)?;
             get.wait_on(&stream)?;
             window.wait_signal_on(&stream, left, SIGNAL, geq, round)?;
             ctx.synchronize(&stream, limit)?;
         } else {
-            drop(window.put_signal(right, 0, &from, SIGNAL, round)?);
             let get = window.get(right, 0, &into)?;
             window.wait_signal(left, SIGNAL, geq, round, limit)?;
             get.wait(limit)?;

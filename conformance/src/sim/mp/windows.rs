@@ -1,8 +1,9 @@
-//! Random programs of one-sided operations: puts of every rank into its part of every other
-//! rank's window and of its own, by the CPU and by streams. Fences order puts that overlap. The
-//! target takes the bytes after a signal, or after a quiet of the origin and a barrier, and compares
-//! them with its own run of the program. Gets read back what was put, and fetch-adds count. A
-//! signal or a ready word of the target lets the origin put again.
+//! Random programs of one-sided operations: puts of every rank into its part of every other rank's
+//! window and of its own, by the CPU and by streams, at once (with or without a request, some of
+//! them inline) or prepared and posted together. Fences order puts that overlap. The target takes
+//! the bytes after a signal, or after a quiet of the origin and a barrier, and compares them with
+//! its own run of the program. Gets read back what was put, and fetch-adds count. A signal or a
+//! ready word of the target lets the origin put again.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,6 +20,8 @@ use crate::sim::world::{LIMIT, Pause, Rank, play};
 
 /// Length in bytes of the part of a window that one rank puts to.
 const ROOM: usize = 6000;
+/// Most bytes of an inline put.
+const INLINE: usize = 256;
 /// Most puts to one rank in one round.
 const PUTS: usize = 4;
 
@@ -184,9 +187,12 @@ impl Part<'_> {
         for round in 0..self.program.rounds {
             let by_stream = self.rng.bool();
             let mut requests = Vec::new();
+            // They are posted together, unless a fence or a get needs them earlier.
+            let mut prepared = Vec::new();
             for to in 0..ranks {
-                self.put(to, round, by_stream, &mut requests);
+                self.put(to, round, by_stream, &mut requests, &mut prepared);
             }
+            self.post(by_stream, &mut prepared, &mut requests);
             let signals = self.program.signals(round);
             match (signals, by_stream) {
                 (true, _) => {}
@@ -246,13 +252,30 @@ impl Part<'_> {
         self.rank.barrier();
     }
 
+    /// Posts prepared operations, by the CPU or on the stream.
+    fn post(&self, by_stream: bool, prepared: &mut Vec<Request>, requests: &mut Vec<Request>) {
+        let posted = match by_stream {
+            true => self.member.post_all_on(&self.stream, prepared),
+            false => prepared.iter().try_for_each(Request::post),
+        };
+        posted.expect("posted");
+        requests.append(prepared);
+    }
+
     /// Puts to a rank, signals, counts and reads back.
-    fn put(&mut self, to: usize, round: u64, by_stream: bool, requests: &mut Vec<Request>) {
+    fn put(
+        &mut self,
+        to: usize,
+        round: u64,
+        by_stream: bool,
+        requests: &mut Vec<Request>,
+        prepared: &mut Vec<Request>,
+    ) {
         let (window, stream, me) = (&self.window, &self.stream, self.rank.me);
         let puts = self.program.puts(me, to, round);
         let signal = self.program.words(me)[0];
         let signals = self.program.signals(round);
-        let joined = signals && self.rng.bool();
+        let (joined, late) = (signals && self.rng.bool(), self.rng.bool());
         let target = to as u32;
         for (i, put) in puts.iter().enumerate() {
             let place = (to * PUTS + i) * ROOM;
@@ -261,6 +284,7 @@ impl Part<'_> {
                 .expect("written");
             let from = self.data.slice(place, put.len).expect("a slice");
             if put.fence {
+                self.post(by_stream, prepared, requests);
                 let fenced = match by_stream {
                     true => window.fence_on(stream, target),
                     false => window.fence(target),
@@ -269,6 +293,25 @@ impl Part<'_> {
             }
             let at = me * ROOM + put.at;
             let with_signal = joined && i + 1 == puts.len();
+            if late {
+                let put = match with_signal {
+                    true => window.prepare_put_signal(target, at, &from, signal, round + 1),
+                    false => window.prepare_put(target, at, &from),
+                };
+                prepared.push(put.expect("prepared"));
+                continue;
+            }
+            if !with_signal && self.rng.u8(0..3) == 0 {
+                let bytes = vec![put.value; put.len];
+                let posted = match (put.len <= INLINE, by_stream) {
+                    (true, true) => window.put_inline_on(stream, target, at, &bytes),
+                    (true, false) => window.put_inline(target, at, &bytes),
+                    (false, true) => window.put_nbi_on(stream, target, at, &from),
+                    (false, false) => window.put_nbi(target, at, &from),
+                };
+                posted.expect("put");
+                continue;
+            }
             let posted = match (with_signal, by_stream) {
                 (false, false) => window.put(target, at, &from),
                 (false, true) => window.put_on(stream, target, at, &from),
@@ -281,7 +324,10 @@ impl Part<'_> {
             }
         }
         apply(&puts, &mut self.mine[to]);
-        if signals && !joined {
+        if signals && !joined && late {
+            let signal = window.prepare_signal(target, signal, round + 1);
+            prepared.push(signal.expect("prepared"));
+        } else if signals && !joined {
             let signal = match by_stream {
                 true => window.signal_on(stream, target, signal, round + 1),
                 false => window.signal(target, signal, round + 1),
@@ -298,6 +344,7 @@ impl Part<'_> {
             requests.push(add.expect("fetch-add"));
         }
         if self.rng.u8(0..3) == 0 {
+            self.post(by_stream, prepared, requests);
             self.get(to, by_stream);
         }
     }

@@ -1,5 +1,7 @@
 //! Tests of the kernel that gathers and scatters pieces ([`Pieces`]).
 
+use zerocopy::IntoBytes;
+
 use super::*;
 
 /// Offsets in the bench's memory.

@@ -7,11 +7,12 @@ use gdsync::gpu::{Condition, Region, Word64};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
-use super::wqe::{CAPTURED, WQES, Wqes};
+use super::wqe::{WQES, Wqes};
 use super::{Local, Piece, Span};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Stamp};
 use crate::mutant::{Mutant, on};
+use crate::path::INLINE;
 
 /// Number of bytes that the CPU copies under the context's lock: in one round, and when it posts.
 pub(crate) const ROUND: usize = 4 << 20;
@@ -220,16 +221,17 @@ impl Lane {
         self.capture(words, to, true)
     }
 
-    /// Prepares a put of a few bytes, which are copied now. 8 bytes are a word: an announcement,
-    /// which streams and the CPU wait for and must see as a whole.
+    /// Prepares a put of a few bytes, which are copied now. 8 aligned bytes are a word: an
+    /// announcement, which streams and the CPU wait for and must see as a whole.
     #[inline]
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
-        self.capture(bytes, to, bytes.len() == 8)
+        let word = bytes.len() == 8 && to.addr.is_multiple_of(8);
+        self.capture(bytes, to, word)
     }
 
     fn capture(&mut self, bytes: &[u8], to: Span, words: bool) -> Result<Put> {
         let at = self.take()?;
-        debug_assert!(bytes.len() <= CAPTURED);
+        debug_assert!(bytes.len() <= INLINE);
         self.wqes.capture(at, bytes)?;
         let piece = self.wqes.captured(at, bytes.len());
         self.wqes.write_piece(at, 0, piece)?;

@@ -6,12 +6,10 @@ use gdsync::gpu::{MemoryKind, Region, Word32, Word64};
 use super::{Piece, Span};
 use crate::error::Result;
 use crate::kernels::Patch;
-use crate::path::MOST_PIECES;
+use crate::path::{INLINE, MOST_PIECES};
 
 /// Puts of a lane that are prepared or in flight at a time.
 pub(super) const WQES: usize = 256;
-/// Maximum number of bytes that a put captures.
-pub(super) const CAPTURED: usize = 64;
 
 /// Offsets in a WQE: the opcode's word, the remote key and address, the number of pieces, the
 /// pieces.
@@ -24,7 +22,8 @@ const PIECE: usize = 16;
 /// Bytes of a WQE.
 const LEN: usize = FIRST + MOST_PIECES * PIECE;
 /// Offset of the captured bytes, after the only piece of that WQE.
-const BYTES: usize = LEN - CAPTURED;
+const BYTES: usize = LEN - INLINE;
+const _: () = assert!(FIRST + PIECE <= BYTES);
 /// The opcode field: any opcode except a NOP.
 const OPCODE: [u8; 4] = [0, 0, 0, 8];
 
