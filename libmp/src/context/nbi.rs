@@ -57,7 +57,7 @@ impl Window {
             on,
         };
         let engine = self.context.engine();
-        let _call = engine.seen.call(op.call(), || op.facts());
+        let _call = engine.observers.call(op.call(), || op.facts());
         engine.put_nbi(&self.targets, &op)
     }
 

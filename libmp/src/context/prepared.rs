@@ -57,7 +57,7 @@ impl Window {
             on,
         };
         let engine = self.context.engine();
-        let _call = engine.seen.call(c"prepare", || op.facts());
+        let _call = engine.observers.call(c"prepare", || op.facts());
         let key = engine.prepare_transfer(&self.targets, &op)?;
         Ok(Request::new(&self.context, key))
     }
