@@ -35,11 +35,7 @@ impl Engine {
     pub(super) fn lane_for(&self, key: RequestKey, on: &On<'_>) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
         let entry = known(&mut state.requests, key)?;
-        let (rank, tag) = (entry.peer, entry.tag);
-        let target = match entry.is_receive() {
-            true => Target::Recv(tag),
-            false => Target::Send(tag),
-        };
+        let (rank, target) = (entry.peer, Target::of(entry));
         if matches!(rank, ANY_RANK | NULL_RANK) || entry.poster.stream.is_some() {
             let lane = entry.poster.lane;
             return Ok((state, lane));

@@ -194,10 +194,7 @@ impl Engine {
                 let what = "the request is named twice";
                 return Err(Error::new(POST, Kind::Busy, what));
             }
-            let target = match entry.is_receive() {
-                true => Target::Recv(entry.tag),
-                false => Target::Send(entry.tag),
-            };
+            let target = Target::of(entry);
             let mut lane = match bound {
                 true => entry.poster.lane,
                 false => own,
@@ -317,7 +314,7 @@ impl Engine {
                     return Ok(Some(last));
                 }
                 channel.make_stamps(&self.paths)?;
-                let last = unstamped(&mut batch, channel, number, segments, len)?;
+                let last = unstamped(&mut batch, channel, number, large, segments, len)?;
                 keep(&batch, at, &mut posts.made, &mut posts.back);
                 self.add_stamp(&batch, common, send, channel, result, &mut posts.stamps)?;
                 Ok(Some(last))
