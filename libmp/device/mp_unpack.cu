@@ -30,12 +30,21 @@ struct Unpack {
 
 static_assert(sizeof(Unpack<1>) == 88 && sizeof(Unpack<30>) == 552, "layout");
 
+// Values of `waits`.
+constexpr u32 kPolls = 1, kLater = 2;
+
 // The status of the receive, and the source of its `len` bytes; from 0: no copy is needed.
 struct Arrival {
     u32 status;
     u64 len;
     u64 from;
 };
+
+// The address of an eager message's payload, or 0 if there is no memory for one.
+template <u32 Capacity>
+GDS_DEVICE u64 payload(const Unpack<Capacity>& p) {
+    return p.waits == kLater ? gds::load_acquire_sys(word_at(p.payload)) : p.payload;
+}
 
 template <u32 Capacity>
 GDS_DEVICE Arrival arrival(const Unpack<Capacity>& p, const Word& w) {
@@ -45,7 +54,8 @@ GDS_DEVICE Arrival arrival(const Unpack<Capacity>& p, const Word& w) {
         case kEager:
             if (w.len > p.slot) return bad;
             if (w.len > p.capacity) return {kTruncated, w.len, 0};
-            return {kSuccess, w.len, p.payload};
+            if (const u64 from = payload(p)) return {kSuccess, w.len, from};
+            return bad;
         case kDirect:
             if (w.len > p.capacity) return bad;
             return {kSuccess, w.len, p.staging};
@@ -121,7 +131,7 @@ struct Early {
 template <u32 Capacity>
 GDS_DEVICE u64 await(const Unpack<Capacity>& p) {
     const u64* at = word_at(p.word);
-    if (!p.waits) return gds::load_acquire_sys(at);
+    if (p.waits != kPolls) return gds::load_acquire_sys(at);
     GDS_SHARED(u64, seen);
     if (threadIdx.x == 0) {
         u64 w = 0;

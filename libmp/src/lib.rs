@@ -118,9 +118,10 @@
 //! # Eager and rendezvous
 //! A message of up to the eager limit (default 4096 bytes, [`Builder::eager_limit`]) is *eager*: it
 //! is written into a slot of the receiver's mailbox, even if its receive is not posted yet, and is
-//! copied from there. Each pair of rank and tag has 16 slots ([`Builder::depth`]). The receiver
-//! returns slots as credits as it takes messages, so a slow receiver applies back-pressure to its
-//! senders only. A sender without a credit waits: its stream, or its CPU request.
+//! copied from there. Each pair of rank and tag has 16 slots ([`Builder::depth`]), whose memory is
+//! allocated before the first eager message. The receiver returns slots as credits as it takes
+//! messages, so a slow receiver applies back-pressure to its senders only. A sender without a credit
+//! waits: its stream, or its CPU request.
 //!
 //! A longer message uses *rendezvous*: it waits for its receive and is then written to the memory
 //! of the receive, without a copy. **A stream that sends a message above the eager limit waits at
@@ -144,7 +145,8 @@
 //! # Timeouts
 //! - The start of a job: 60 s, `MP_START_TIMEOUT`, or the limit that the call passes; then
 //!   [`Kind::Missing`], which names the ranks.
-//! - The first use of a peer or a tag waits for the background work of the peer: at most
+//! - The first use of a peer or a tag, and the first eager message under a tag behind messages or
+//!   receives above the eager limit, wait for the background work of the peer: at most
 //!   [`Builder::timeout`] (default 30 s), then [`Kind::Timeout`], which names the rank.
 //! - A call that finds no room waits at most twice [`Builder::timeout`], then
 //!   [`Kind::QueueFull`]; with [`Full::Fail`] it fails at once.

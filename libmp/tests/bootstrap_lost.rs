@@ -13,7 +13,7 @@ use gdsync::gpu::{Condition, MemoryKind};
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Context, Error, Kind, Neighbour, Result, Source};
 use sim::gate;
-use sim::{LIMIT, Rank, SMALL, exchange, millis, play, recv, secs, send, slice};
+use sim::{LARGE, LIMIT, Rank, SMALL, exchange, millis, play, recv, secs, send, slice};
 use vmlx5::fabric::faults::Faults;
 
 /// The store that the ranks share, and how often each rank asked which ranks are gone.
@@ -166,8 +166,14 @@ fn new_peers_and_tags_are_refused_at_once_without_the_store() {
     let store = Store::default();
     play(1, 3, move |rank| {
         let ctx = store.open(rank, |b| b);
+        let large = |to: u32| {
+            let receive = ctx.irecv(to, 2, &slice(&ctx, LARGE)).unwrap();
+            send(&ctx, to, 2, LARGE);
+            receive.wait(LIMIT).unwrap();
+        };
         if rank.me < 2 {
             exchange(&ctx, rank.peer(), 1);
+            large(rank.peer());
         }
         lose(rank, &store);
         let begun = rank.host.now();
@@ -181,6 +187,8 @@ fn new_peers_and_tags_are_refused_at_once_without_the_store() {
             for _ in 0..2 {
                 refused(ctx.isend(with, 7, &small), with);
                 refused(ctx.irecv(with, 8, &small), with);
+                // The tag is open for messages above the eager limit.
+                refused(ctx.isend(with, 2, &small), with);
             }
         }
         let waited = rank.host.now().since(begun);
@@ -188,6 +196,7 @@ fn new_peers_and_tags_are_refused_at_once_without_the_store() {
         assert_eq!(ctx.error(), None);
         if rank.me < 2 {
             exchange(&ctx, rank.peer(), 1);
+            large(rank.peer());
         }
         rank.barrier();
     });

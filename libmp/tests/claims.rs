@@ -1,5 +1,6 @@
-//! Streams that receive a message without a connection to the peer: the call opens the connection,
-//! and waits for it once, up to its time limit.
+//! Streams that receive a message without a connection to the peer, and eager messages under a tag
+//! without rooms for them: the call opens what is missing, and waits for it once, up to its time
+//! limit.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -7,7 +8,7 @@ mod sim;
 use std::time::Duration;
 
 use mp::{Builder, Context, Full, Kind};
-use sim::{LIMIT, Rank, SMALL, millis, peer_failed, play, recv, secs, slice};
+use sim::{LARGE, LIMIT, Rank, SMALL, millis, peer_failed, play, recv, secs, send, slice};
 
 const T: Duration = secs(4);
 /// Slack for rounds of the background work.
@@ -81,5 +82,68 @@ fn rank_that_dies_during_the_wait_is_not_waited_for() {
         peer_failed(&e, 1);
         assert!((secs(1)..secs(1) + SLACK).contains(&took), "{took:?}");
         assert!(stream.is_idle().unwrap());
+    });
+}
+
+/// Rank 1: receives a message above the eager limit, then stops all work.
+fn receives_and_stops(rank: &Rank) -> Context {
+    let ctx = rank.open_manual(build);
+    recv(&ctx, 0, 1, LARGE);
+    rank.barrier();
+    ctx
+}
+
+/// Rank 0: sends it.
+fn sends(rank: &Rank) -> Context {
+    let ctx = rank.open(build);
+    send(&ctx, 1, 1, LARGE);
+    rank.barrier();
+    ctx
+}
+
+#[test]
+fn first_eager_message_behind_large_ones_waits_once_for_the_other_rank() {
+    play(3, 2, |rank| {
+        if rank.me == 1 {
+            let ctx = receives_and_stops(rank);
+            rank.barrier();
+            recv(&ctx, 0, 1, LARGE);
+            rank.barrier();
+            rank.barrier();
+            return recv(&ctx, 0, 1, LARGE);
+        }
+        let ctx = sends(rank);
+        let small = slice(&ctx, SMALL);
+        let before = rank.host.now();
+        let e = ctx.isend(1, 1, &small).unwrap_err();
+        let took = rank.host.now().since(before);
+        assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(1)), "{e}");
+        assert!((T..T + SLACK).contains(&took), "{took:?}");
+        rank.barrier();
+        // The first call has no lasting effect.
+        ctx.isend(1, 1, &small).unwrap().wait(LIMIT).unwrap();
+        rank.barrier();
+        // The other rank does no work meanwhile, and is not needed.
+        ctx.isend(1, 1, &small).unwrap().wait(LIMIT).unwrap();
+        assert_eq!(ctx.error(), None);
+        rank.barrier();
+    });
+}
+
+#[test]
+fn rank_that_dies_before_it_makes_rooms_is_not_waited_for() {
+    play(4, 2, |rank| {
+        if rank.me == 1 {
+            let ctx = receives_and_stops(rank);
+            rank.pass(secs(1));
+            drop(ctx);
+            return rank.leave();
+        }
+        let ctx = sends(rank);
+        let before = rank.host.now();
+        let e = ctx.isend(1, 1, &slice(&ctx, SMALL)).unwrap_err();
+        let took = rank.host.now().since(before);
+        peer_failed(&e, 1);
+        assert!((secs(1)..secs(1) + SLACK).contains(&took), "{took:?}");
     });
 }

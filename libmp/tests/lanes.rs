@@ -133,7 +133,7 @@ fn tag_is_not_retired_while_a_ready_word_is_pending_on_another_queue_pair() {
         play(seed, 2, move |rank| {
             let faults = vmlx5::fabric::faults::Faults {
                 seed,
-                loss: if rank.me == 0 { 0.3 } else { 0.0 },
+                loss: if rank.me == 0 { 0.25 } else { 0.0 },
                 ..Default::default()
             };
             let place = rank.place_with(Default::default(), true, faults);

@@ -4,6 +4,7 @@
 mod common;
 
 use std::array;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use common::gate::Gate;
@@ -49,6 +50,51 @@ fn messages_of_all_sizes_arrive() {
             ctx.close(LIMIT).unwrap();
         });
     }
+}
+
+/// The tags have no memory for eager messages when the streams begin to wait.
+#[test]
+fn stream_takes_in_the_first_eager_messages_of_tags_with_large_ones() {
+    let both = Barrier::new(2);
+    ranks(2, move |ctx| {
+        const LARGE: usize = 10_000;
+        const SMALL: [usize; 4] = [0, 1, 100, 4096];
+        let peer = 1 - ctx.rank();
+        let stream = ctx.gpu().stream().unwrap();
+        let out = ctx.alloc(MemoryKind::Pinned, LARGE).unwrap();
+        let into = ctx.alloc(MemoryKind::Device, SMALL.len() * LARGE).unwrap();
+        let slots = || (0..SMALL.len()).map(|i| into.slice(i * LARGE, LARGE).unwrap());
+        for (tag, together) in [(1, false), (2, true)] {
+            let recv = ctx.irecv(peer, tag, &slots().next().unwrap()).unwrap();
+            ctx.isend(peer, tag, &out.all())
+                .unwrap()
+                .wait(LIMIT)
+                .unwrap();
+            recv.wait(LIMIT).unwrap();
+            into.write(0, &vec![0; SMALL.len() * LARGE]).unwrap();
+            let post = |into| ctx.irecv_on(&stream, peer, tag, &into).unwrap();
+            let recvs: Vec<Request> = slots().map(post).collect();
+            match together {
+                true => ctx.wait_all_on(&stream, &recvs).unwrap(),
+                false => recvs.iter().for_each(|recv| recv.wait_on(&stream).unwrap()),
+            }
+            both.wait();
+            out.write(0, &pattern(ctx.rank(), 0, LARGE)).unwrap();
+            for len in SMALL {
+                let data = out.slice(0, len).unwrap();
+                ctx.isend(peer, tag, &data).unwrap().wait(LIMIT).unwrap();
+            }
+            assert!(stream.synchronize(LIMIT).unwrap());
+            for (i, len) in SMALL.into_iter().enumerate() {
+                assert_eq!(recvs[i].wait(LIMIT).unwrap().len, len as u64);
+                let got = read(&into, i * LARGE, len + 1);
+                assert_eq!(got[..len], pattern(peer, 0, LARGE)[..len], "{len} bytes");
+                assert_eq!(got[len], 0);
+            }
+            both.wait();
+        }
+        ctx.close(LIMIT).unwrap();
+    });
 }
 
 #[test]

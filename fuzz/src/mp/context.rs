@@ -35,7 +35,8 @@ const HOSTILE_ACTS: usize = 64;
 /// Layout of channels: slots, and bytes of an eager message.
 const DEPTH: usize = 4;
 const EAGER: usize = 128;
-const MAILBOX: usize = DEPTH * 16 + DEPTH * EAGER;
+const MAILBOX: usize = DEPTH * 16;
+const ROOMS: usize = DEPTH * EAGER;
 const BLOCK: usize = DEPTH * (PLACE_ROOM + 16);
 /// Distance in bytes between the places of receives in a return block, and the length in bytes of
 /// an encoded place.
@@ -270,8 +271,9 @@ struct Hostile {
     pd: Pd,
     memory: Mr,
     lanes: BTreeMap<u8, Qp>,
-    /// The victim's mailboxes and its return blocks, by tag.
+    /// The victim's mailboxes, its rooms and its return blocks, by tag.
     mailboxes: BTreeMap<u32, RemoteMemory>,
+    rooms: BTreeMap<u32, RemoteMemory>,
     blocks: BTreeMap<u32, RemoteMemory>,
     /// Whether it answers requests.
     answers: bool,
@@ -280,7 +282,7 @@ struct Hostile {
 
 fn head(kind: u8, small: u8) -> Vec<u8> {
     let mut bytes = b"mp01".to_vec();
-    bytes.extend([7, 0, kind, small]);
+    bytes.extend([8, 0, kind, small]);
     bytes
 }
 
@@ -290,11 +292,28 @@ fn record(bytes: &mut Vec<u8>, record: &[u8]) {
     bytes.extend(record);
 }
 
-fn open(kind: u8, tag: u32, block: &RemoteMemory, depth: u32, start: u64) -> Vec<u8> {
-    let mut bytes = head(kind, 0);
+fn sends(tag: u32, block: &RemoteMemory, shape: &[u8], eager: bool) -> Vec<u8> {
+    let mut bytes = head(3, eager.into());
     bytes.extend(tag.to_le_bytes());
-    bytes.extend(shape(depth, start));
+    bytes.extend(shape);
     record(&mut bytes, &block.to_bytes());
+    bytes
+}
+
+fn receives(
+    tag: u32,
+    mailbox: &RemoteMemory,
+    shape: &[u8],
+    rooms: Option<&RemoteMemory>,
+) -> Vec<u8> {
+    let mut bytes = head(4, 0);
+    bytes.extend(tag.to_le_bytes());
+    bytes.extend(shape);
+    record(&mut bytes, &mailbox.to_bytes());
+    match rooms {
+        Some(rooms) => record(&mut bytes, &rooms.to_bytes()),
+        None => bytes.push(0),
+    }
     bytes
 }
 
@@ -323,6 +342,7 @@ impl Hostile {
             pd,
             lanes: BTreeMap::new(),
             mailboxes: BTreeMap::new(),
+            rooms: BTreeMap::new(),
             blocks: BTreeMap::new(),
             answers: true,
             _device: device,
@@ -336,7 +356,7 @@ impl Hostile {
         self.world.host.ring();
     }
 
-    /// Its own memory, as a mailbox or a return block.
+    /// Its own memory, as a mailbox, rooms or a return block.
     fn own(&self, len: usize) -> RemoteMemory {
         let mut memory = self.memory.remote();
         memory.len = len as u64;
@@ -347,7 +367,11 @@ impl Hostile {
         let bootstrap = Arc::clone(&self.world.ranks[HOSTILE as usize]);
         while let Ok(Some((_, bytes))) = bootstrap.receive(topic()) {
             let tag = || u32::from_le_bytes(bytes[8..12].try_into().expect("a tag"));
-            let block = || RemoteMemory::from_bytes(&bytes[31..]).expect("a record");
+            let block = |at: usize| {
+                let record = bytes.get(at..at + RemoteMemory::LEN)?;
+                Some(RemoteMemory::from_bytes(record).expect("a record"))
+            };
+            let shape = shape(DEPTH as u32, 0);
             match bytes[6] {
                 1 => {
                     let theirs =
@@ -355,15 +379,20 @@ impl Hostile {
                     self.lane(bytes[7], &theirs);
                 }
                 3 => {
-                    self.blocks.insert(tag(), block());
+                    self.blocks.insert(tag(), block(31).expect("a block"));
                     if self.answers {
-                        self.send(&open(4, tag(), &self.own(MAILBOX), DEPTH as u32, 0));
+                        let rooms = (bytes[7] == 1).then(|| self.own(ROOMS));
+                        let mailbox = self.own(MAILBOX);
+                        self.send(&receives(tag(), &mailbox, &shape, rooms.as_ref()));
                     }
                 }
                 4 => {
-                    self.mailboxes.insert(tag(), block());
+                    self.mailboxes.insert(tag(), block(31).expect("a mailbox"));
+                    // Behind a record of one path.
+                    self.rooms
+                        .extend(block(34 + RemoteMemory::LEN).map(|rooms| (tag(), rooms)));
                     if self.answers {
-                        self.send(&open(3, tag(), &self.own(BLOCK), DEPTH as u32, 0));
+                        self.send(&sends(tag(), &self.own(BLOCK), &shape, false));
                     }
                 }
                 _ => {}
@@ -429,7 +458,14 @@ impl Hostile {
                 let mut block = *own;
                 block.len = input.pick(&[MAILBOX, BLOCK, 0, usize::MAX]) as u64;
                 let depth = input.pick(&[DEPTH as u32, 0, u32::MAX]);
-                open(3 + (kind & 1), tag, &block, depth, u64::from(kind >> 7))
+                let shape = shape(depth, u64::from(kind >> 7));
+                let eager = input.byte() & 1 == 0;
+                let mut rooms = *own;
+                rooms.len = input.pick(&[ROOMS, MAILBOX, 0]) as u64;
+                match kind & 1 {
+                    0 => sends(tag, &block, &shape, eager),
+                    _ => receives(tag, &block, &shape, eager.then_some(&rooms)),
+                }
             }
             4 | 5 => {
                 let long = kind & 1 == 0;
@@ -460,6 +496,7 @@ impl Hostile {
         });
         let tag = u32::from(act & 3);
         let mailbox = self.mailboxes.get(&tag).copied();
+        let rooms = self.rooms.get(&tag).copied();
         let block = self.blocks.get(&tag).copied();
         let span = |memory: Option<RemoteMemory>, at: usize, len: usize| {
             memory.and_then(|memory| memory.span(at as u64, len as u64).ok())
@@ -472,7 +509,7 @@ impl Hostile {
             5..7 => span(block, slot * PLACE_ROOM, PLACE_LEN),
             7..9 => span(block, DEPTH * PLACE_ROOM + slot * 8, 8),
             9 => span(block, DEPTH * (PLACE_ROOM + 8) + slot * 8, 8),
-            10 => span(mailbox, DEPTH * 16 + slot * EAGER, 16),
+            10 => span(rooms, slot * EAGER, 16),
             11 => {
                 let control = world.draw(|input| Hostile::control(input, &self.own(0)));
                 return self.send(&control);

@@ -9,11 +9,11 @@ use crate::input::Input;
 /// Decodes any bytes, and bytes that begin like a message.
 pub fn run(data: &[u8]) {
     // The version of the bytes below.
-    assert!(control(b"mp01\x07\0\x02\0").is_some());
+    assert!(control(b"mp01\x08\0\x02\0").is_some());
     check(data);
     let mut input = Input(data);
     let kind = input.byte();
-    let mut bytes = b"mp01\x07\0".to_vec();
+    let mut bytes = b"mp01\x08\0".to_vec();
     bytes.extend([kind >> 3, input.byte() & kind & 1]);
     match kind >> 3 {
         1 => {
@@ -37,6 +37,11 @@ pub fn run(data: &[u8]) {
                 .rkeys([(); 4].map(|()| (input.byte() & 1 == 1).then(|| input.next())));
             bytes.extend(input.next::<[u8; 16]>());
             records(&mut bytes, &mut input, &record.to_bytes());
+            match (kind >> 3, kind & 1) {
+                (4, 0) => bytes.push(0),
+                (4, _) => records(&mut bytes, &mut input, &record.to_bytes()),
+                _ => {}
+            }
         }
         13 => {
             bytes.extend(input.next::<[u8; 12]>());

@@ -15,7 +15,8 @@ impl Context {
     ///
     /// The first use of a rank, of a tag or of a stream opens a connection. It waits on the CPU for
     /// the background work of the other rank, at most
-    /// [`Builder::timeout`](crate::Builder::timeout).
+    /// [`Builder::timeout`](crate::Builder::timeout). So may the first message of at most the eager
+    /// limit under a tag whose earlier messages, or whose receives, are above it.
     ///
     /// # Errors
     /// No number is used then, and nothing is sent.

@@ -21,7 +21,7 @@ use crate::error::Result;
 
 pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
-    MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
+    LATER, MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
 };
 pub(crate) use tasks::{STAMPS, UNPACKS};
 

@@ -31,7 +31,7 @@ pub(crate) struct Segment {
 pub(crate) struct Unpack<const N: usize> {
     /// The message's word, of 64 bits.
     pub word: u64,
-    /// The payload of an EAGER message: `slot` bytes of any alignment.
+    /// The payload of an EAGER message: `slot` bytes of any alignment; see `waits`.
     pub payload: u64,
     /// The 64-bit word that acknowledges the message: TAKEN, TOO_LONG, or FAILED with the status.
     /// Stored when the payload has been copied.
@@ -52,11 +52,16 @@ pub(crate) struct Unpack<const N: usize> {
     pub seq: u32,
     /// Segments in use, from the first.
     pub segments: u32,
-    /// 1: the kernel polls for the word; 0: the word has arrived when the kernel runs.
+    /// 1: the kernel polls for the word; 0: the word has arrived when the kernel runs. [`LATER`]: it
+    /// has arrived, and `payload` is the address of a word with the address of the payload, or with
+    /// 0, which no EAGER message has.
     pub waits: u32,
     /// The segments, filled in order.
     pub segment: [Segment; N],
 }
+
+/// The value of [`Unpack::waits`] while the place of the payload is not known.
+pub(crate) const LATER: u32 = 2;
 
 /// The addresses of the fields of a prepared work request, big-endian as the NIC reads them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -35,7 +35,7 @@ impl Engine {
     pub(super) fn lane_for(&self, key: RequestKey, on: &On<'_>) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
         let entry = known(&mut state.requests, key)?;
-        let (rank, target) = (entry.peer, target(entry));
+        let (rank, target) = (entry.peer, Target::of(entry));
         if matches!(rank, ANY_RANK | NULL_RANK) || entry.poster.stream.is_some() {
             let lane = entry.poster.lane;
             return Ok((state, lane));
@@ -106,15 +106,6 @@ impl Engine {
         }
         common.poster = poster;
         Ok(true)
-    }
-}
-
-/// What has to be open before a request can be posted.
-pub(super) fn target(entry: &Entry) -> Target {
-    match &entry.operation {
-        Operation::Receive(_) => Target::Recv(entry.tag),
-        Operation::Transfer(_) => Target::Lanes,
-        _ => Target::Send(entry.tag),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The channels to and from one rank, by tag: how they open, wait for room, and retire.
 //!
 //! A channel opens on first use: each side sends the other its half, either side may start, and
-//! each answers a request that it did not expect.
+//! each answers a request that it did not expect. The receiver makes rooms for eager messages when
+//! the first one is to come: it knows that from its receive or from its sender.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +17,10 @@ const COUNTERPARTS: usize = 4096;
 /// The highest limit that a side may set for the channels that it opens: the channels of both sides
 /// fit.
 pub(crate) const MOST_CHANNELS: usize = COUNTERPARTS / 2;
-/// Maximum number of bytes of mailboxes for tags that a peer announced and under which nothing was
-/// received yet. `UNUSED_TAGS` tags have a mailbox whatever its size. The peer waits with sends
-/// under the other tags.
+/// Maximum number of bytes of mailboxes with rooms for tags that a peer announced and under which
+/// nothing was received yet. `UNUSED_TAGS` tags have a mailbox whatever its size. The peer waits
+/// with sends under the other tags. A mailbox counts with its rooms, which the peer may ask for
+/// later.
 const UNUSED_BYTES: usize = 32 << 20;
 const UNUSED_TAGS: usize = 16;
 /// Maximum number of channels that one request asks a peer to retire.
@@ -31,8 +33,16 @@ pub(crate) struct Channels {
     peer: u32,
     pub sends: BTreeMap<u32, SendChannel>,
     pub recvs: BTreeMap<u32, RecvChannel>,
-    /// The peer's return block, for tags whose mailbox does not exist yet.
-    deferred: BTreeMap<u32, Vec<Record>>,
+    /// The announcements of tags whose mailbox does not exist yet.
+    deferred: BTreeMap<u32, Announced>,
+}
+
+/// An announcement of a peer that sends under a tag.
+struct Announced {
+    /// Its return block.
+    block: Vec<Record>,
+    /// Whether it asks for rooms.
+    eager: bool,
 }
 
 impl Channels {
@@ -47,44 +57,53 @@ impl Channels {
 
     /// Whether a channel waits for the peer.
     pub fn is_opening(&self) -> bool {
-        self.sends.values().any(|channel| !channel.is_open())
+        self.sends.values().any(SendChannel::is_opening)
             || self.recvs.values().any(|channel| !channel.is_open())
     }
 
+    /// Whether messages can be sent under the tag: also eager ones, or only large ones.
     #[inline]
-    pub fn can_send(&self, tag: u32) -> bool {
-        self.sends.get(&tag).is_some_and(SendChannel::is_open)
+    pub fn can_send(&self, tag: u32, eager: bool) -> bool {
+        let ready = |channel: &SendChannel| channel.is_open() && (!eager || channel.has_rooms());
+        self.sends.get(&tag).is_some_and(ready)
     }
 
+    /// As [`Channels::can_send`], for receives of at most the eager limit and for larger ones.
     #[inline]
-    pub fn can_receive(&self, tag: u32) -> bool {
-        self.recvs.get(&tag).is_some_and(RecvChannel::is_open)
+    pub fn can_receive(&self, tag: u32, eager: bool) -> bool {
+        let ready = |channel: &RecvChannel| channel.is_open() && (!eager || channel.has_rooms());
+        self.recvs.get(&tag).is_some_and(ready)
     }
 
     /// Makes this side's half of the channel to the peer, if there is none and fewer than `limit`
-    /// exist; control messages for the peer are appended to `out`.
+    /// exist, and asks for rooms if it is for `eager` messages; control messages for the peer are
+    /// appended to `out`.
     pub fn send_channel(
         &mut self,
         setup: &Setup<'_>,
-        tag: u32,
+        (tag, eager): (u32, bool),
         limit: usize,
         out: &mut Vec<Control>,
     ) -> Result<&mut SendChannel> {
         if !self.sends.contains_key(&tag) {
             let shape = self.admit(self.sends.len(), limit, setup)?;
-            let channel = SendChannel::new(setup.paths, self.peer, shape)?;
-            let block = channel.block();
-            out.push(Control::Sends { tag, block, shape });
+            let mut channel = SendChannel::new(setup.paths, self.peer, shape)?;
+            channel.side.asked = eager;
+            out.push(sends(tag, &channel));
             self.sends.insert(tag, channel);
         }
-        Ok(self.sends.get_mut(&tag).expect("it was inserted"))
+        let channel = self.sends.get_mut(&tag).expect("it was inserted");
+        if eager && channel.asks() {
+            out.push(sends(tag, channel));
+        }
+        Ok(channel)
     }
 
-    /// As [`Channels::send_channel`], for the channel from the peer.
+    /// As [`Channels::send_channel`], for the channel from the peer; makes the rooms.
     pub fn recv_channel(
         &mut self,
         setup: &Setup<'_>,
-        tag: u32,
+        (tag, mut eager): (u32, bool),
         limit: usize,
         out: &mut Vec<Control>,
     ) -> Result<&mut RecvChannel> {
@@ -94,14 +113,23 @@ impl Channels {
             let own = channels.filter(|c| c.numbers.is_used() || !c.is_open());
             let shape = self.admit(own.count(), limit, setup)?;
             let mut channel = RecvChannel::new(setup.paths, self.peer, shape)?;
-            if let Some(block) = self.deferred.remove(&tag) {
-                channel.open(&block)?;
+            if let Some(announced) = self.deferred.get(&tag) {
+                channel.open(&announced.block)?;
+                eager |= announced.eager;
             }
-            let block = channel.block();
-            out.push(Control::Receives { tag, block, shape });
+            if eager {
+                // Before anything changes that an error would have to undo.
+                channel.make_rooms(setup.paths)?;
+            }
+            self.deferred.remove(&tag);
+            out.push(receives(tag, &channel));
             self.recvs.insert(tag, channel);
         }
-        Ok(self.recvs.get_mut(&tag).expect("it was inserted"))
+        let channel = self.recvs.get_mut(&tag).expect("it was inserted");
+        if eager && channel.make_rooms(setup.paths)? {
+            out.push(receives(tag, channel));
+        }
+        Ok(channel)
     }
 
     fn admit(&self, channels: usize, limit: usize, setup: &Setup<'_>) -> Result<Shape> {
@@ -118,8 +146,7 @@ impl Channels {
 
     /// Whether a mailbox may be made for a tag under which nothing is received.
     fn has_mailbox_room(&self, setup: &Setup<'_>) -> bool {
-        let places = UNUSED_BYTES / setup.config.shape().mailbox_len();
-        let places = places.clamp(UNUSED_TAGS, COUNTERPARTS);
+        let places = places(&setup.config.shape());
         let channels = self.recvs.values();
         let unused = channels.filter(|c| c.is_open() && !c.numbers.is_used());
         unused.count() < places
@@ -131,35 +158,43 @@ impl Channels {
     pub fn peer_sends(
         &mut self,
         setup: &Setup<'_>,
-        tag: u32,
+        (tag, eager): (u32, bool),
         block: &[Record],
         out: &mut Vec<Control>,
     ) -> Result<()> {
         if self.recvs.contains_key(&tag) || self.has_mailbox_room(setup) {
-            let channel = self.recv_channel(setup, tag, COUNTERPARTS, out)?;
+            let channel = self.recv_channel(setup, (tag, eager), COUNTERPARTS, out)?;
             return channel.open(block);
         }
-        self.admit(self.recvs.len() + self.deferred.len(), COUNTERPARTS, setup)?;
-        match self.deferred.insert(tag, block.to_vec()) {
-            Some(known) if known != block => {
-                let rank = self.peer;
-                let what = format!("rank {rank} announced tag {tag} twice, with different memory");
-                Err(Error::new(OPEN, Kind::Protocol, what).with_rank(rank))
-            }
-            _ => Ok(()),
+        if let Some(known) = self.deferred.get_mut(&tag) {
+            known.eager |= eager;
+            return match known.block == block {
+                true => Ok(()),
+                false => {
+                    let rank = self.peer;
+                    let what =
+                        format!("rank {rank} announced tag {tag} twice, with different memory");
+                    Err(Error::new(OPEN, Kind::Protocol, what).with_rank(rank))
+                }
+            };
         }
+        self.admit(self.recvs.len() + self.deferred.len(), COUNTERPARTS, setup)?;
+        let block = block.to_vec();
+        self.deferred.insert(tag, Announced { block, eager });
+        Ok(())
     }
 
-    /// Handles `Receives`: the peer will receive under `tag`, and has named its mailbox.
+    /// Handles `Receives`: the peer will receive under `tag`, and has named its mailbox, and its
+    /// rooms if it has any.
     pub fn peer_receives(
         &mut self,
         setup: &Setup<'_>,
         tag: u32,
-        mailbox: &[Record],
+        [mailbox, rooms]: [&[Record]; 2],
         out: &mut Vec<Control>,
     ) -> Result<()> {
-        let channel = self.send_channel(setup, tag, COUNTERPARTS, out)?;
-        channel.open(mailbox)
+        let channel = self.send_channel(setup, (tag, false), COUNTERPARTS, out)?;
+        channel.open(mailbox, rooms)
     }
 
     /// Whether the peer waits for a mailbox.
@@ -178,7 +213,7 @@ impl Channels {
         let tags: Vec<u32> = self.deferred.keys().copied().collect();
         for tag in tags {
             if wanted.contains(&tag) || self.has_mailbox_room(setup) {
-                self.recv_channel(setup, tag, COUNTERPARTS, out)?;
+                self.recv_channel(setup, (tag, false), COUNTERPARTS, out)?;
             }
         }
         Ok(())
@@ -250,6 +285,30 @@ impl Channels {
     }
 }
 
+/// The number of tags under which nothing is received that may have a mailbox.
+fn places(shape: &Shape) -> usize {
+    let places = UNUSED_BYTES / (shape.mailbox_len() + shape.rooms_len());
+    places.clamp(UNUSED_TAGS, COUNTERPARTS)
+}
+
+fn sends(tag: u32, channel: &SendChannel) -> Control {
+    Control::Sends {
+        tag,
+        block: channel.block(),
+        shape: channel.shape,
+        eager: channel.side.asked,
+    }
+}
+
+fn receives(tag: u32, channel: &RecvChannel) -> Control {
+    Control::Receives {
+        tag,
+        block: channel.block(),
+        rooms: channel.rooms(),
+        shape: channel.shape,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use gdsync::Gpu;
@@ -260,14 +319,24 @@ mod tests {
     use crate::two_sided::config::Config;
     use crate::two_sided::lanes::Lanes;
 
-    /// The tag and the memory in the last control message for the peer.
-    fn named(out: &mut Vec<Control>) -> (u32, Vec<Record>) {
+    /// The last control message for the peer: whether it asks for rooms, and the memory.
+    fn announced(out: &mut Vec<Control>) -> (bool, Vec<Record>) {
         match out.pop() {
-            Some(Control::Sends { tag, block, .. } | Control::Receives { tag, block, .. }) => {
-                (tag, block)
-            }
+            Some(Control::Sends { eager, block, .. }) => (eager, block),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// The mailbox and the rooms in the last control message for the peer.
+    fn named(out: &mut Vec<Control>) -> [Vec<Record>; 2] {
+        match out.pop() {
+            Some(Control::Receives { block, rooms, .. }) => [block, rooms],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn as_slices(memory: &[Vec<Record>; 2]) -> [&[Record]; 2] {
+        memory.each_ref().map(Vec::as_slice)
     }
 
     fn with_setup(body: impl FnOnce(&Setup<'_>)) {
@@ -286,34 +355,81 @@ mod tests {
     fn two_sides_open_a_channel_and_retire_it_when_it_is_idle() {
         with_setup(|setup| {
             let (mut a, mut b, mut out) = (Channels::new(1), Channels::new(0), Vec::new());
-            a.send_channel(setup, 7, 1, &mut out).unwrap();
-            let (tag, block) = named(&mut out);
-            assert!(a.is_opening() && !a.can_send(tag));
-            b.peer_sends(setup, tag, &block, &mut out).unwrap();
-            assert!(b.can_receive(tag));
-            let (tag, mailbox) = named(&mut out);
-            a.peer_receives(setup, tag, &mailbox, &mut out).unwrap();
-            assert!(a.can_send(tag) && !a.is_opening() && out.is_empty());
-            let full = a.send_channel(setup, 8, 1, &mut out).err().unwrap();
+            a.send_channel(setup, (7, true), 1, &mut out).unwrap();
+            let (eager, block) = announced(&mut out);
+            assert!(eager && a.is_opening() && !a.can_send(7, false));
+            b.peer_sends(setup, (7, eager), &block, &mut out).unwrap();
+            assert!(b.can_receive(7, true));
+            let memory = named(&mut out);
+            a.peer_receives(setup, 7, as_slices(&memory), &mut out)
+                .unwrap();
+            assert!(a.can_send(7, true) && !a.is_opening() && out.is_empty());
+            let full = a.send_channel(setup, (8, true), 1, &mut out).err().unwrap();
             assert_eq!(full.kind(), Kind::QueueFull);
             // Other memory under the tag is refused.
-            a.recv_channel(setup, 7, 1, &mut out).unwrap();
-            let (_, other) = named(&mut out);
-            assert!(a.peer_receives(setup, tag, &other, &mut out).is_err());
+            a.recv_channel(setup, (7, true), 1, &mut out).unwrap();
+            let other = named(&mut out);
+            for memory in [[&other[0], &memory[1]], [&memory[0], &other[1]]] {
+                let memory = memory.map(Vec::as_slice);
+                assert!(a.peer_receives(setup, 7, memory, &mut out).is_err());
+            }
 
-            assert_eq!(a.retired(tag, true).unwrap_err().kind(), Kind::Protocol);
+            assert_eq!(a.retired(7, true).unwrap_err().kind(), Kind::Protocol);
             for gone in [false, true] {
                 a.retire(1, &[], &mut out);
                 let Some(Control::Retire { tag: 7, next: 0 }) = out.pop() else {
                     panic!("it was not asked about");
                 };
-                assert!(!a.can_send(7));
+                assert!(!a.can_send(7, false));
                 let answer = b.peer_retires(7, 0, |_| gone);
                 assert_eq!(answer, Control::Retired { tag: 7, gone });
-                assert_eq!(b.can_receive(7), !gone);
+                assert_eq!(b.can_receive(7, false), !gone);
                 a.retired(7, gone).unwrap();
-                assert_eq!(a.can_send(7), !gone);
+                assert_eq!(a.can_send(7, true), !gone);
             }
+        });
+    }
+
+    #[test]
+    fn channel_for_large_messages_gets_rooms_before_its_first_eager_message() {
+        with_setup(|setup| {
+            let (mut a, mut b, mut out) = (Channels::new(1), Channels::new(0), Vec::new());
+            a.send_channel(setup, (7, false), 1, &mut out).unwrap();
+            let (eager, block) = announced(&mut out);
+            b.peer_sends(setup, (7, eager), &block, &mut out).unwrap();
+            let memory = named(&mut out);
+            a.peer_receives(setup, 7, as_slices(&memory), &mut out)
+                .unwrap();
+            assert!(!eager && memory[1].is_empty());
+            assert!(a.can_send(7, false) && !a.can_send(7, true) && !a.is_opening());
+            assert!(b.can_receive(7, false) && !b.can_receive(7, true));
+            // A peer that may remove the channel is not asked.
+            a.retire(1, &[], &mut out);
+            out.clear();
+            a.send_channel(setup, (7, true), 1, &mut out).unwrap();
+            assert!(out.is_empty());
+            a.retired(7, false).unwrap();
+            // It is asked once, and answers once.
+            for _ in 0..2 {
+                a.send_channel(setup, (7, true), 1, &mut out).unwrap();
+            }
+            assert_eq!((out.len(), announced(&mut out)), (1, (true, block.clone())));
+            assert!(a.is_opening());
+            a.retire(1, &[], &mut out);
+            assert!(out.is_empty(), "it is in use");
+            for _ in 0..2 {
+                b.peer_sends(setup, (7, true), &block, &mut out).unwrap();
+            }
+            let (rooms, count) = (named(&mut out), out.len());
+            assert!(count == 0 && rooms[0] == memory[0]);
+            a.peer_receives(setup, 7, as_slices(&rooms), &mut out)
+                .unwrap();
+            assert!(a.can_send(7, true) && b.can_receive(7, true) && !a.is_opening());
+            // A receive of at most the eager limit makes them too.
+            b.recv_channel(setup, (8, false), 9, &mut out).unwrap();
+            assert!(named(&mut out)[1].is_empty());
+            b.recv_channel(setup, (8, true), 9, &mut out).unwrap();
+            assert!(!named(&mut out)[1].is_empty());
         });
     }
 
@@ -321,20 +437,25 @@ mod tests {
     fn a_peer_that_announces_too_many_tags_waits_for_mailboxes() {
         with_setup(|setup| {
             let (mut a, mut b, mut out) = (Channels::new(1), Channels::new(0), Vec::new());
-            let places = (UNUSED_BYTES / setup.config.shape().mailbox_len()).max(UNUSED_TAGS);
-            a.send_channel(setup, 0, 1, &mut out).unwrap();
-            let (_, block) = named(&mut out);
-            let mut announced = 0..;
-            for tag in announced.by_ref().take(places) {
-                b.peer_sends(setup, tag, &block, &mut out).unwrap();
+            let places = places(&setup.config.shape());
+            a.send_channel(setup, (0, true), 1, &mut out).unwrap();
+            let (_, block) = announced(&mut out);
+            let mut tags = 0..;
+            for tag in tags.by_ref().take(places) {
+                b.peer_sends(setup, (tag, true), &block, &mut out).unwrap();
             }
-            let late = announced.next().unwrap();
+            let late = tags.next().unwrap();
             assert!(!b.has_deferred() && out.len() == places);
-            b.peer_sends(setup, late, &block, &mut out).unwrap();
+            // It asks for rooms later.
+            for eager in [false, true] {
+                b.peer_sends(setup, (late, eager), &block, &mut out)
+                    .unwrap();
+            }
+            assert!(b.peer_sends(setup, (late, true), &[], &mut out).is_err());
             b.make_mailboxes(setup, &[], &mut out).unwrap();
             assert!(b.has_deferred() && out.len() == places);
             b.make_mailboxes(setup, &[late], &mut out).unwrap();
-            assert!(!b.has_deferred() && b.can_receive(late));
+            assert!(!b.has_deferred() && b.can_receive(late, true));
         });
     }
 }

@@ -13,7 +13,7 @@ use super::receive::{ANY_RANK, ask_reached};
 use super::spec::On;
 use super::state::{Guard, State, known};
 use crate::error::{Error, Result};
-use crate::kernels::{SEGMENTS, Segment, Unpack};
+use crate::kernels::{LATER, SEGMENTS, Segment, Unpack};
 use crate::mutant::{Mutant, on};
 use crate::path::List;
 use crate::request::entry::{Common, Incoming, ReceiveState, Segments};
@@ -188,9 +188,15 @@ pub(super) fn unpack<const N: usize>(
             len: segment.len() as u64,
         };
     }
+    // A large receive may be first under its tag: the rooms are made later if its message is eager.
+    let (payload, waits) = match channel.payload_addr(number) {
+        Some(payload) => (payload, waits.into()),
+        None if on(Mutant::EarlyRoom) => (0, waits.into()),
+        None => (channel.room_addr(number), LATER),
+    };
     Unpack {
         word: channel.word(number, common.large).addr().0,
-        payload: channel.payload_addr(number),
+        payload,
         consumed: channel.taken(number).addr().0,
         result: words[0],
         error: words[1],
@@ -199,7 +205,7 @@ pub(super) fn unpack<const N: usize>(
         slot: channel.shape.room() as u32,
         seq: number as u32,
         segments: segments.len() as u32,
-        waits: waits.into(),
+        waits,
         segment: list,
     }
 }

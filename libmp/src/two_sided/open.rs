@@ -131,8 +131,8 @@ impl Engine {
             return Ok(false);
         };
         let what = format!(
-            "rank {rank} or the tag is not open, and the bootstrap no longer reaches the other \
-             ranks ({why}); use connections and tags that are open"
+            "rank {rank} or the tag is not open for this message, and the bootstrap no longer \
+             reaches the other ranks ({why}); use connections and tags that are open"
         );
         Err(Error::new(OPERATION, Kind::BootstrapLost, what).with_rank(rank))
     }

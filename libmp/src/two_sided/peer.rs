@@ -16,6 +16,7 @@ use super::state::not_connected;
 use crate::error::{Error, Kind, Result};
 use crate::path::{LANES, Lane, Link, Paths, Put};
 use crate::plan::{At, Lanes};
+use crate::request::entry::{Entry, Operation};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::stats::Counts;
@@ -120,10 +121,23 @@ impl Failure {
 pub(crate) enum Target {
     /// Lanes alone.
     Lanes,
-    /// The channel to the peer under a tag.
-    Send(u32),
-    /// The channel from the peer under a tag.
-    Recv(u32),
+    /// The channel to the peer under a tag, for messages above the eager limit or for `eager` ones.
+    Send { tag: u32, eager: bool },
+    /// The channel from the peer under a tag, for receives above the eager limit or for others
+    /// (`eager`).
+    Recv { tag: u32, eager: bool },
+}
+
+impl Target {
+    /// What a message of a request needs.
+    pub fn of(entry: &Entry) -> Target {
+        let (tag, eager) = (entry.tag, !entry.large);
+        match &entry.operation {
+            Operation::Receive(_) => Target::Recv { tag, eager },
+            Operation::Transfer(_) => Target::Lanes,
+            _ => Target::Send { tag, eager },
+        }
+    }
 }
 
 /// The inputs for opening lanes and channels.
@@ -206,8 +220,8 @@ impl Peer {
             && self.link.is_open(lane)
             && match target {
                 Target::Lanes => true,
-                Target::Send(tag) => self.channels.can_send(tag),
-                Target::Recv(tag) => self.channels.can_receive(tag),
+                Target::Send { tag, eager } => self.channels.can_send(tag, eager),
+                Target::Recv { tag, eager } => self.channels.can_receive(tag, eager),
             }
     }
 
@@ -217,7 +231,7 @@ impl Peer {
     pub fn can_post(&self, lane: u8, target: Target) -> bool {
         match (&self.standing, target) {
             (Standing::Here { .. }, _) => self.is_open(lane, target),
-            (Standing::GivenUp(_), Target::Recv(tag)) => {
+            (Standing::GivenUp(_), Target::Recv { tag, .. }) => {
                 let channel = self.channels.recvs.get(&tag);
                 channel.is_some_and(RecvChannel::has_unexpected)
             }
@@ -238,8 +252,14 @@ impl Peer {
         let (channels, limit) = (&mut self.channels, setup.config.channels);
         match target {
             Target::Lanes => Ok(()),
-            Target::Send(tag) => channels.send_channel(setup, tag, limit, out).map(drop),
-            Target::Recv(tag) => channels.recv_channel(setup, tag, limit, out).map(drop),
+            Target::Send { tag, eager } => {
+                channels.send_channel(setup, (tag, eager), limit, out)?;
+                Ok(())
+            }
+            Target::Recv { tag, eager } => {
+                channels.recv_channel(setup, (tag, eager), limit, out)?;
+                Ok(())
+            }
         }
     }
 
@@ -278,13 +298,25 @@ impl Peer {
                 out.push(Control::Up { lane: *lane });
             }
             Control::Up { lane } => self.link.connected(*lane)?,
-            Control::Sends { tag, block, shape } => {
+            Control::Sends {
+                tag,
+                block,
+                shape,
+                eager,
+            } => {
                 self.agree(setup, *shape)?;
-                self.channels.peer_sends(setup, *tag, block, out)?;
+                let tag = (*tag, *eager);
+                self.channels.peer_sends(setup, tag, block, out)?;
             }
-            Control::Receives { tag, block, shape } => {
+            Control::Receives {
+                tag,
+                block,
+                rooms,
+                shape,
+            } => {
                 self.agree(setup, *shape)?;
-                self.channels.peer_receives(setup, *tag, block, out)?;
+                let memory = [&block[..], rooms];
+                self.channels.peer_receives(setup, *tag, memory, out)?;
             }
             Control::Retire { tag, next } => {
                 let link = &mut self.link;

@@ -6,10 +6,11 @@
 use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
 
-use super::bind::{is_bound, target, unbind};
+use super::bind::{is_bound, unbind};
 use super::channel::SendChannel;
 use super::engine::Engine;
 use super::null::NULL_RANK;
+use super::peer::Target;
 use super::post::{POST, unposted};
 use super::receive::{ANY_RANK, advertise, check_ready_order};
 use super::send::{announce, direct, plain, unstamped};
@@ -195,7 +196,7 @@ impl Engine {
                 let what = "the request is named twice";
                 return Err(Error::new(POST, Kind::Busy, what));
             }
-            let target = target(entry);
+            let target = Target::of(entry);
             let mut lane = match bound {
                 true => entry.poster.lane,
                 false => own,
@@ -323,7 +324,7 @@ impl Engine {
                     return Ok(Some(last));
                 }
                 channel.make_stamps(&self.paths)?;
-                let last = unstamped(&mut batch, channel, number, segments, len)?;
+                let last = unstamped(&mut batch, channel, number, large, segments, len)?;
                 keep(batch.all(), at, &mut posts.made, &mut posts.back);
                 self.add_stamp(&batch, common, send, channel, result, &mut posts.stamps)?;
                 Ok(Some(last))

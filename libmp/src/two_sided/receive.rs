@@ -68,7 +68,9 @@ impl Engine {
             }),
             Source::Rank(rank) => self
                 .reopening(|| {
-                    let (state, lane) = self.ensure(rank, &spec.on, Target::Recv(spec.tag))?;
+                    let (tag, eager) = (spec.tag, !large);
+                    let target = Target::Recv { tag, eager };
+                    let (state, lane) = self.ensure(rank, &spec.on, target)?;
                     let number = |state: &mut State| {
                         self.number_recv(state, rank, lane, make(), receive(), post)
                     };
@@ -106,7 +108,8 @@ impl Engine {
             return Err(Error::new(PREPARE, Kind::Busy, what).with_rank(rank));
         }
         let peer = state.peers.get_mut(rank).ok_or_else(none)?;
-        if !peer.can_post(lane, Target::Recv(tag)) {
+        let eager = !common.large;
+        if !peer.can_post(lane, Target::Recv { tag, eager }) {
             return Err(peer.error(PREPARE));
         }
         let here = peer.is_here();
@@ -142,7 +145,7 @@ impl Engine {
         common.number = number;
         common.poster.lane = lane;
         // A short receive sends nothing to its sender. A peer that was given up is sent nothing
-        // either; it may have left a message in the mailbox.
+        // either; it may have left a message in its slot.
         let silent = !common.large || !here;
         if silent && post {
             if let Some(stream) = &common.poster.stream {
@@ -182,7 +185,7 @@ impl Engine {
         }
         let (rank, large, poster) = (entry.peer, entry.large, entry.poster.stream.clone());
         if !large || state.given_up(rank).is_some() {
-            // A message that a lost peer left is in the mailbox.
+            // A message that a lost peer left is in its slot.
             let mark = match &poster {
                 Some(stream) => state.reached.mark_receive(stream)?,
                 None => None,

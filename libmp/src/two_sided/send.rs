@@ -137,11 +137,18 @@ impl Engine {
     #[inline]
     fn number_and_post(&self, spec: &SendOp<'_>, len: u64, post: bool) -> Result<RequestKey> {
         self.reopening(|| {
-            let (state, lane) = self.ensure(spec.to, &spec.on, Target::Send(spec.tag))?;
+            let (state, lane) = self.ensure(spec.to, &spec.on, self.target(spec.tag, len))?;
             let number = |state: &mut State| self.number_send(state, spec, lane, len, post);
             self.start(Some(state), post, number)
         })
         .map_err(|e| e.of_peer(spec.to))
+    }
+
+    /// What a send of so many bytes needs.
+    #[inline]
+    fn target(&self, tag: u32, len: u64) -> Target {
+        let eager = len <= self.config.eager_limit as u64;
+        Target::Send { tag, eager }
     }
 
     /// Numbers a send. The flag in the result says whether it is posted: a short message on a
@@ -159,7 +166,7 @@ impl Engine {
         let rank = spec.to;
         let none = || not_connected(PREPARE, rank);
         let peer = state.peers.get_mut(spec.to).ok_or_else(none)?;
-        if !peer.can_post(lane, Target::Send(spec.tag)) {
+        if !peer.can_post(lane, self.target(spec.tag, len)) {
             return Err(peer.error(PREPARE));
         }
         let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(none)?;
@@ -355,7 +362,7 @@ fn stamped(
         true => Some(announce(batch, channel, number, len)?),
         false => None,
     };
-    unstamped(batch, channel, number, segments, len)?;
+    unstamped(batch, channel, number, large, segments, len)?;
     Ok(announced)
 }
 
@@ -388,12 +395,17 @@ pub(super) fn unstamped(
     batch: &mut Batch<'_>,
     channel: &SendChannel,
     number: u64,
+    large: bool,
     segments: &[Slice],
     len: u64,
 ) -> Result<Put> {
     let pair = channel.pair(number)?;
-    // The kernel patches the destination of a large message.
-    payload(batch, segments, len, channel.payload(number)?)?;
+    let to = match large {
+        // The kernel sets the destination.
+        true => pair,
+        false => channel.payload(number)?,
+    };
+    payload(batch, segments, len, to)?;
     let none = || {
         let what = "the channel has no memory for the words of this message";
         Error::new(PREPARE, Kind::System, what)

@@ -75,7 +75,9 @@ fn take_in(
     let room = common.len;
     let segments = common.segments.as_slice();
     match kind {
-        Some(WordKind::Eager) if len > channel.shape.room() as u64 => Ok((Status::BAD_RESPONSE, 0)),
+        Some(WordKind::Eager) if len > channel.shape.room() as u64 || !channel.has_rooms() => {
+            Ok((Status::BAD_RESPONSE, 0))
+        }
         Some(WordKind::Eager) if len > room => Ok((Status::TRUNCATED, len)),
         Some(WordKind::Eager) => {
             scatter(segments, len, |at, bytes| {

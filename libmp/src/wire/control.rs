@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 
 /// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,13 +78,18 @@ pub enum Control {
         block: Vec<Record>,
         /// Its layout.
         shape: Shape,
+        /// It sends eager messages, and asks for rooms. It may ask after its first message.
+        eager: bool,
     },
-    /// The sender will receive under a tag; the reader writes messages into its mailbox.
+    /// The sender will receive under a tag; the reader writes the words of messages into its
+    /// mailbox. Sent again when the sender has made rooms.
     Receives {
         /// The tag.
         tag: u32,
         /// Its mailbox, one record for each path.
         block: Vec<Record>,
+        /// Its rooms for eager messages, one record for each path; none if it has no rooms.
+        rooms: Vec<Record>,
         /// Its layout.
         shape: Shape,
     },
@@ -166,7 +171,7 @@ impl Control {
         let (kind, small) = match self {
             Control::Connect { lane, .. } => (1, *lane),
             Control::Up { lane } => (2, *lane),
-            Control::Sends { .. } => (3, 0),
+            Control::Sends { eager, .. } => (3, u8::from(*eager)),
             Control::Receives { .. } => (4, 0),
             Control::Truncated { .. } => (5, 0),
             Control::Retire { .. } => (6, 0),
@@ -190,10 +195,23 @@ impl Control {
                 shape.encode(&mut b);
                 put(&mut b, ends);
             }
-            Control::Sends { tag, block, shape } | Control::Receives { tag, block, shape } => {
+            Control::Sends {
+                tag, block, shape, ..
+            } => {
                 b.extend(tag.to_le_bytes());
                 shape.encode(&mut b);
                 put(&mut b, block);
+            }
+            Control::Receives {
+                tag,
+                block,
+                rooms,
+                shape,
+            } => {
+                b.extend(tag.to_le_bytes());
+                shape.encode(&mut b);
+                put(&mut b, block);
+                put(&mut b, rooms);
             }
             Control::Retire { tag, next } => {
                 b.extend(tag.to_le_bytes());
@@ -266,7 +284,12 @@ impl Control {
             )));
         }
         let [kind, small] = r.take()?;
-        if small != 0 && !matches!(kind, 1 | 2 | 7 | 8) || small > 1 && matches!(kind, 7 | 8) {
+        let most = match kind {
+            1 | 2 => u8::MAX,
+            3 | 7 | 8 => 1,
+            _ => 0,
+        };
+        if small > most {
             let what =
                 format!("the fourth field of a control message of kind {kind} cannot be {small}");
             return Err(malformed(what));
@@ -278,15 +301,18 @@ impl Control {
                 ends: r.records()?,
             },
             2 => Control::Up { lane: small },
-            3 | 4 => {
-                let tag = r.u32()?;
-                let shape = r.shape()?;
-                let block = r.records()?;
-                match kind {
-                    3 => Control::Sends { tag, block, shape },
-                    _ => Control::Receives { tag, block, shape },
-                }
-            }
+            3 => Control::Sends {
+                tag: r.u32()?,
+                shape: r.shape()?,
+                block: r.records()?,
+                eager: small == 1,
+            },
+            4 => Control::Receives {
+                tag: r.u32()?,
+                shape: r.shape()?,
+                block: r.records()?,
+                rooms: r.records()?,
+            },
             5 => Control::Truncated {
                 tag: r.u32()?,
                 number: r.u64()?,
@@ -433,10 +459,18 @@ mod tests {
                 tag: u32::MAX,
                 block: block.clone(),
                 shape,
+                eager: true,
             },
             Control::Receives {
                 tag: 0,
-                block,
+                block: block.clone(),
+                rooms: Vec::new(),
+                shape,
+            },
+            Control::Receives {
+                tag: 1,
+                block: block.clone(),
+                rooms: block,
                 shape,
             },
             Control::Truncated {

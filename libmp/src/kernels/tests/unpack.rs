@@ -253,6 +253,36 @@ fn payload_becomes_visible_before_the_words() {
     }
 }
 
+/// The place of a payload is known when the message is there.
+#[test]
+fn payload_is_read_from_the_place_that_a_word_names() {
+    const PLACE: usize = 0x40;
+    let seq = u64::from(SEQ);
+    for threads in THREADS {
+        let mut bench = Bench::new(threads);
+        let params = Unpack {
+            payload: bench.addr(PLACE),
+            waits: LATER,
+            ..receive(&bench)
+        };
+        for place in [bench.addr(PAYLOAD + 1), 0] {
+            for (kind, len, ends) in [RECEIVED, LATE] {
+                lay_out(&mut bench, word(seq, kind, len));
+                bench.put64(PLACE, place);
+                bench.load();
+                let ends = match (kind, place) {
+                    (EAGER, 0) => (Status::BAD_RESPONSE, 0, word(seq, FAILED, 8)),
+                    _ => ends,
+                };
+                if ends.0 == Status::SUCCESS {
+                    copy(&mut bench, 40, 1, payload);
+                }
+                expect(&mut bench, &params, ends, &format!("{threads} threads"));
+            }
+        }
+    }
+}
+
 /// A polling kernel waits as long as the word belongs to an earlier message.
 #[test]
 fn polling_kernel_takes_the_message_when_it_arrives() {

@@ -1,15 +1,19 @@
 //! Channels: the memory that two ranks share for the messages under one tag in one direction.
 //!
-//! The receiver has a *mailbox*: for each slot two words, `first` and `arrival`, and room for an
-//! eager message. The sender has a *return block*: for each slot the address of the receive
-//! (`place`), whether it is posted (`ready`) and whether its message was taken (`taken`). Message n
-//! uses slot n modulo the depth on both sides, for every poster and every taker. So messages need
-//! no matching while they move: the n-th send under a tag matches the n-th receive.
+//! The receiver has a *mailbox*: for each slot two words, `first` and `arrival`. For eager messages
+//! it also has *rooms*, one for each slot. It makes them when a receive of at most the eager limit
+//! is prepared, or when the sender asks, before its first eager message. The sender has a *return
+//! block*: for each slot the address of the receive (`place`), whether it is posted (`ready`) and
+//! whether its message was taken (`taken`). Message n uses slot n modulo the depth on both sides,
+//! for every poster and every taker. So messages need no matching while they move: the n-th send
+//! under a tag matches the n-th receive.
 
 mod credits;
 mod numbers;
 mod receiving;
 mod sending;
+#[cfg(test)]
+mod tests;
 
 use gdsync::Status;
 use gdsync::gpu::Word64;
@@ -34,17 +38,17 @@ impl Shape {
         self.depth as usize
     }
 
-    /// Bytes of a slot's payload.
+    /// Bytes of a slot's room.
     pub(crate) fn room(&self) -> usize {
         (self.eager as usize).next_multiple_of(64)
     }
 
-    fn payload_at(&self, slot: usize) -> usize {
-        (self.slots() * PAIR).next_multiple_of(64) + slot * self.room()
+    pub(crate) fn rooms_len(&self) -> usize {
+        self.slots() * self.room()
     }
 
     pub(crate) fn mailbox_len(&self) -> usize {
-        self.payload_at(self.slots())
+        self.slots() * PAIR
     }
 
     fn ready_at(&self, slot: usize) -> usize {
@@ -110,20 +114,12 @@ impl<S> Channel<S> {
     }
 
     fn adopt(&mut self, block: &[Record], len: usize) -> Result<()> {
-        let block = Remote::read(self.path, block, len)?;
-        if self.remote.is_some_and(|known| known != block) {
-            let what = "the peer announced one channel twice, with different memory";
-            return Err(Error::new("open channel", Kind::Protocol, what));
-        }
-        self.remote = Some(block);
-        Ok(())
+        adopt(&mut self.remote, Remote::read(self.path, block, len)?)
     }
 
     #[inline]
     fn span(&self, offset: usize, len: usize) -> Result<Span> {
-        let closed = || Error::new("prepare request", Kind::Protocol, "the channel is not open");
-        let remote = self.remote.as_ref().ok_or_else(closed)?;
-        remote.span(offset, len)
+        span(&self.remote, offset, len)
     }
 
     /// The word that stores that message `number` was taken.
@@ -143,6 +139,26 @@ impl<S> Channel<S> {
     pub fn is_full(&self) -> bool {
         self.numbers.is_full(|number| self.is_taken(number))
     }
+}
+
+/// Sets memory that the peer has named.
+fn adopt(place: &mut Option<Remote>, memory: Remote) -> Result<()> {
+    if place.is_some_and(|known| known != memory) {
+        let what = "the peer announced one channel twice, with different memory";
+        return Err(Error::new("open channel", Kind::Protocol, what));
+    }
+    *place = Some(memory);
+    Ok(())
+}
+
+#[inline]
+fn span(memory: &Option<Remote>, offset: usize, len: usize) -> Result<Span> {
+    memory.as_ref().ok_or_else(not_open)?.span(offset, len)
+}
+
+#[cold]
+fn not_open() -> Error {
+    Error::new("prepare request", Kind::Protocol, "the channel is not open")
 }
 
 /// Whether the word `at` has reached message `number`.

@@ -1,9 +1,10 @@
-//! The receiving side of a channel: its mailbox, and the words that it writes to its sender.
+//! The receiving side of a channel: its mailbox and its rooms, and the words that it writes to its
+//! sender.
 
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
-use super::{Channel, Credits, PAIR, RecvChannel, WINDOW, store_failure};
+use super::{Channel, Credits, PAIR, RecvChannel, WINDOW, not_open, store_failure};
 use crate::error::Result;
 use crate::path::{Keys, Paths, Put, Rights, Span};
 use crate::request::table::RequestKey;
@@ -17,8 +18,11 @@ pub(crate) struct Receiving {
     first: Vec<Word64>,
     /// By slot: the message has arrived.
     arrival: Vec<Word64>,
-    /// The words that say which messages were taken; copied into the sender's return block.
+    /// The words that say which messages were taken, copied into the sender's return block; then
+    /// the address of each slot's room, or 0, for kernels.
     pub(super) taken_words: Keys,
+    /// The rooms for eager messages.
+    pub(super) rooms: Option<Keys>,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
     /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next
@@ -30,17 +34,52 @@ pub(crate) struct Receiving {
 impl RecvChannel {
     pub fn new(paths: &Paths, peer: u32, shape: Shape) -> Result<RecvChannel> {
         let mailbox = paths.pinned(shape.mailbox_len(), Rights::Words)?;
-        let taken_words = paths.pinned(shape.slots() * 8, Rights::Source)?;
+        let taken_words = paths.pinned(2 * shape.slots() * 8, Rights::Source)?;
         let taken = shape.words(&taken_words, |slot| slot * 8)?;
+        taken_words
+            .region()
+            .write(shape.slots() * 8, &vec![0; shape.slots() * 8])?;
         let side = Receiving {
             first: shape.words(&mailbox, |slot| slot * PAIR)?,
             arrival: shape.words(&mailbox, |slot| slot * PAIR + 8)?,
             taken_words,
+            rooms: None,
             receives: vec![None; shape.slots()],
             ready_puts: vec![None; shape.slots()],
             credits: Credits::default(),
         };
         Ok(Channel::of(paths.to(peer), shape, mailbox, taken, side))
+    }
+
+    /// Makes the rooms for eager messages. `true`: there were none.
+    pub fn make_rooms(&mut self, paths: &Paths) -> Result<bool> {
+        if self.side.rooms.is_some() {
+            return Ok(false);
+        }
+        let rooms = paths.pinned(self.shape.rooms_len(), Rights::Write)?;
+        for slot in 0..self.shape.slots() {
+            let room = rooms.region().addr().0 + (slot * self.shape.room()) as u64;
+            let word = self.side.taken_words.region().word64(self.room_at(slot))?;
+            word.store(room)?;
+        }
+        self.side.rooms = Some(rooms);
+        Ok(true)
+    }
+
+    #[inline]
+    pub fn has_rooms(&self) -> bool {
+        self.side.rooms.is_some()
+    }
+
+    /// The record of the rooms; none if there are none.
+    pub fn rooms(&self) -> Vec<Record> {
+        let rooms = self.side.rooms.iter();
+        rooms.map(|rooms| rooms.record(self.path)).collect()
+    }
+
+    /// The offset of the address of a slot's room.
+    fn room_at(&self, slot: usize) -> usize {
+        (self.shape.slots() + slot) * 8
     }
 
     /// Sets the peer's return block.
@@ -109,20 +148,26 @@ impl RecvChannel {
         self.side.ready_puts.iter().flatten().copied()
     }
 
-    /// The offset of an eager message's payload in the mailbox.
-    fn payload_at(&self, number: u64) -> usize {
-        self.shape.payload_at(self.numbers.slot(number))
+    /// The address of an eager message's payload; `None` while there are no rooms.
+    #[inline]
+    pub fn payload_addr(&self, number: u64) -> Option<u64> {
+        let rooms = self.side.rooms.as_ref()?;
+        let at = self.numbers.slot(number) * self.shape.room();
+        Some(rooms.region().addr().0 + at as u64)
     }
 
-    /// The address of an eager message's payload.
-    pub fn payload_addr(&self, number: u64) -> u64 {
-        self.memory.region().addr().0 + self.payload_at(number) as u64
+    /// The address of the word with the address of an eager message's payload, or 0 while there are
+    /// no rooms.
+    pub fn room_addr(&self, number: u64) -> u64 {
+        let at = self.room_at(self.numbers.slot(number));
+        self.side.taken_words.region().addr().0 + at as u64
     }
 
     /// Copies the payload of an eager message out.
     pub fn read_payload(&self, number: u64, offset: usize, into: &mut [u8]) -> Result<()> {
-        let at = self.payload_at(number) + offset;
-        Ok(self.memory.region().read(at, into)?)
+        let rooms = self.side.rooms.as_ref().ok_or_else(not_open)?;
+        let at = self.numbers.slot(number) * self.shape.room() + offset;
+        Ok(rooms.region().read(at, into)?)
     }
 
     /// Whether the previous message in the slot of `number` was taken.
@@ -151,7 +196,7 @@ impl RecvChannel {
     /// Whether the next message is in the mailbox, and no receive matches it.
     pub fn has_unexpected(&self) -> bool {
         let word = self.first_word(self.numbers.next());
-        word.is_some_and(|(kind, _)| kind == Some(WordKind::Eager))
+        self.has_rooms() && word.is_some_and(|(kind, _)| kind == Some(WordKind::Eager))
     }
 
     /// Releases every stream that waits for a message, with `status`; for the end of the context.

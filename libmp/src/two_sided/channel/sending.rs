@@ -3,10 +3,10 @@
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
-use super::{Channel, PAIR, SendChannel, WINDOW, store_failure};
+use super::{Channel, PAIR, SendChannel, WINDOW, adopt, span, store_failure};
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
-use crate::path::{Keys, Paths, Piece, Rights, Span};
+use crate::path::{Keys, Paths, Piece, Remote, Rights, Span};
 use crate::wire::control::Shape;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
@@ -19,6 +19,10 @@ pub(crate) struct Sending {
     pub first_use: u64,
     /// The peer was asked whether the channel can be retired.
     pub retiring: bool,
+    /// The peer was asked for rooms.
+    pub asked: bool,
+    /// The peer's rooms for eager messages.
+    rooms: Option<Remote>,
     /// By slot: the receive is posted.
     ready: Vec<Word64>,
     /// Stamps that kernels write and the NIC reads; allocated on first use.
@@ -32,6 +36,8 @@ impl SendChannel {
             last_use: u64::MAX,
             first_use: u64::MAX,
             retiring: false,
+            asked: false,
+            rooms: None,
             ready: shape.words(&block, |slot| shape.ready_at(slot))?,
             stamps: None,
         };
@@ -39,19 +45,42 @@ impl SendChannel {
         Ok(Channel::of(paths.to(peer), shape, block, taken, side))
     }
 
-    /// Sets the peer's mailbox.
-    pub fn open(&mut self, mailbox: &[Record]) -> Result<()> {
-        self.adopt(mailbox, self.shape.mailbox_len())
+    /// Sets the peer's mailbox, and its rooms if it has any.
+    pub fn open(&mut self, mailbox: &[Record], rooms: &[Record]) -> Result<()> {
+        self.adopt(mailbox, self.shape.mailbox_len())?;
+        if rooms.is_empty() {
+            return Ok(());
+        }
+        let rooms = Remote::read(self.path, rooms, self.shape.rooms_len())?;
+        adopt(&mut self.side.rooms, rooms)
     }
 
     pub fn is_open(&self) -> bool {
         self.remote.is_some() && !self.side.retiring
     }
 
+    #[inline]
+    pub fn has_rooms(&self) -> bool {
+        self.side.rooms.is_some()
+    }
+
+    /// Whether it waits for the peer.
+    pub fn is_opening(&self) -> bool {
+        !self.is_open() || self.side.asked && !self.has_rooms()
+    }
+
+    /// Whether the peer must be asked for rooms now. A peer that was asked to retire the channel may
+    /// have removed it.
+    pub fn asks(&mut self) -> bool {
+        let asks = !self.side.asked && !self.side.retiring && !self.has_rooms();
+        self.side.asked |= asks;
+        asks
+    }
+
     /// Whether every message was taken.
     pub fn is_idle(&self) -> bool {
         let mut last = self.numbers.last(self.numbers.next());
-        self.is_open() && last.all(|number| self.is_taken(number))
+        !self.is_opening() && last.all(|number| self.is_taken(number))
     }
 
     /// The word, and the previous message in this slot, for which message `number` has to wait;
@@ -119,8 +148,8 @@ impl SendChannel {
 
     /// The destination of an eager message.
     pub fn payload(&self, number: u64) -> Result<Span> {
-        let at = self.shape.payload_at(self.numbers.slot(number));
-        self.span(at, self.shape.room())
+        let at = self.numbers.slot(number) * self.shape.room();
+        span(&self.side.rooms, at, self.shape.room())
     }
 
     /// The destination of both words of a message.

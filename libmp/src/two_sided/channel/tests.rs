@@ -1,0 +1,149 @@
+//! The memory that contexts keep for the messages of a peer.
+
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use gdsync::Gpu;
+use gdsync::gpu::MemoryKind;
+
+use super::*;
+use crate::bootstrap::Local;
+use crate::{Context, Neighbour};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const EAGER: usize = 4096;
+const DEPTH: usize = 16;
+/// Bytes of the words of a channel, at both of its sides.
+const WORDS: usize = DEPTH * (PAIR + 2 * 8) + DEPTH * (Place::ROOM + 2 * 8);
+
+/// Runs `body` as each of two ranks, with a barrier of both.
+fn ranks(body: fn(&Context, &dyn Fn())) {
+    let both = Arc::new(Barrier::new(2));
+    let ranks: Vec<_> = Local::ranks(2)
+        .into_iter()
+        .map(|job| {
+            let gpu = Gpu::soft().unwrap();
+            let builder = Context::builder().bootstrap(job).gpu(&gpu);
+            let ctx = builder.eager_limit(EAGER).depth(DEPTH as u32);
+            let (ctx, both) = (ctx.timeout(LIMIT).build().unwrap(), Arc::clone(&both));
+            std::thread::spawn(move || {
+                body(&ctx, &|| _ = both.wait());
+                both.wait();
+            })
+        })
+        .collect();
+    assert!(ranks.into_iter().map(|rank| rank.join()).all(|r| r.is_ok()));
+}
+
+/// The bytes that a context keeps for the channels to and from the other rank: words, and rooms.
+fn kept(ctx: &Context) -> (usize, usize) {
+    let state = ctx.engine().lock();
+    let Some(peer) = state.peers.get(1 - ctx.rank()) else {
+        return (0, 0);
+    };
+    let len = |keys: &Keys| keys.region().len();
+    let sends = peer.channels.sends.values().map(|c| len(&c.memory));
+    let recvs = peer.channels.recvs.values();
+    let words = recvs
+        .clone()
+        .map(|c| len(&c.memory) + len(&c.side.taken_words));
+    let rooms = recvs.filter_map(|c| c.side.rooms.as_ref()).map(len);
+    (sends.chain(words).sum(), rooms.sum())
+}
+
+#[test]
+fn windows_neighbourhoods_and_collective_calls_keep_no_memory_for_messages() {
+    ranks(|ctx, both| {
+        let peer = 1 - ctx.rank();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 16).unwrap();
+        let window = ctx.window(&memory).unwrap();
+        let bytes = memory.slice(0, 64).unwrap();
+        let put = window.put_signal(peer, 1024, &bytes, 2048, 1).unwrap();
+        put.wait(LIMIT).unwrap();
+        let condition = gdsync::gpu::Condition::Eq;
+        window.wait_signal(peer, 2048, condition, 1, LIMIT).unwrap();
+
+        let halo = Neighbour::new(peer, 0, 0)
+            .send(&memory.slice(4096, 64).unwrap())
+            .receive(&memory.slice(8192, 64).unwrap());
+        let halo = ctx.neighbourhood().neighbour(halo).build().unwrap();
+        let stream = ctx.gpu().stream().unwrap();
+        for _ in 0..5 {
+            halo.ready_on(&stream).unwrap();
+            halo.send_on(&stream).unwrap();
+            halo.wait_on(&stream).unwrap();
+        }
+        ctx.synchronize(&stream, LIMIT).unwrap();
+
+        let mut collectives = ctx.collectives(64).unwrap();
+        collectives.barrier(LIMIT).unwrap();
+        assert_eq!(kept(ctx), (0, 0));
+        both();
+    });
+}
+
+#[test]
+fn tag_of_large_messages_has_no_rooms_until_an_eager_message_is_to_come() {
+    ranks(|ctx, both| {
+        const TAGS: u32 = 4;
+        let peer = 1 - ctx.rank();
+        let stream = ctx.gpu().stream().unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 16).unwrap();
+        let (large, small) = (EAGER + 1, 100);
+        let into = memory.slice(0, large).unwrap();
+        let data = |len| memory.slice(1 << 15, len).unwrap();
+        for round in 0..2 * DEPTH {
+            for tag in 0..TAGS {
+                memory.write(1 << 15, &[round as u8 + 1; 5000]).unwrap();
+                // The stream takes in what the CPU sends, and the CPU what the stream sends.
+                let recv = ctx.irecv_on(&stream, peer, tag, &into).unwrap();
+                recv.wait_on(&stream).unwrap();
+                ctx.isend(peer, tag, &data(large))
+                    .unwrap()
+                    .wait(LIMIT)
+                    .unwrap();
+                recv.wait(LIMIT).unwrap();
+                let recv = ctx.irecv(peer, tag, &into).unwrap();
+                let send = ctx.isend_on(&stream, peer, tag, &data(large)).unwrap();
+                assert_eq!(recv.wait(LIMIT).unwrap().len, large as u64);
+                send.wait(LIMIT).unwrap();
+            }
+        }
+        let words = TAGS as usize * WORDS;
+        assert_eq!(kept(ctx), (words, 0));
+        both();
+
+        // The stream waits for the message before there are rooms.
+        let recv = ctx.irecv_on(&stream, peer, 1, &into).unwrap();
+        recv.wait_on(&stream).unwrap();
+        assert_eq!(kept(ctx), (words, 0));
+        both();
+        memory
+            .write(1 << 15, &[ctx.rank() as u8 + 77; 100])
+            .unwrap();
+        ctx.isend(peer, 1, &data(small))
+            .unwrap()
+            .wait(LIMIT)
+            .unwrap();
+        assert_eq!(recv.wait(LIMIT).unwrap().len, small as u64);
+        let mut got = [0; 101];
+        memory.read(0, &mut got).unwrap();
+        let expected = [peer as u8 + 77; 100];
+        assert!(got[..small] == expected && got[small] == 2 * DEPTH as u8);
+        let rooms = DEPTH * EAGER;
+        assert_eq!(kept(ctx), (words, rooms));
+        both();
+
+        // A receive of at most the eager limit: its sender has rooms when it first sends.
+        let recv = ctx
+            .irecv(peer, 2, &memory.slice(0, small).unwrap())
+            .unwrap();
+        assert_eq!(kept(ctx), (words, 2 * rooms));
+        ctx.isend(peer, 2, &data(small))
+            .unwrap()
+            .wait(LIMIT)
+            .unwrap();
+        recv.wait(LIMIT).unwrap();
+        assert_eq!(kept(ctx), (words, 2 * rooms));
+    });
+}
