@@ -146,6 +146,13 @@ impl<'a> Plan<'a> {
         self.launches = launches;
     }
 
+    /// The submissions of the plan, at most; 0 without a kernel.
+    pub fn room(&self) -> u32 {
+        self.split.map_or(0, |split| {
+            self.launches + submissions(split) + submissions(self.items.len() - split)
+        })
+    }
+
     fn note(&mut self, at: At) {
         if self.used.last() != Some(&at) {
             self.used.push(at);
@@ -224,6 +231,7 @@ impl<'a> Plan<'a> {
         lanes: &mut impl Lanes,
         kernel: Option<Launch<'_>>,
     ) -> Result<(), Refusal> {
+        let room = self.room();
         let Plan {
             items, used, lists, ..
         } = self;
@@ -235,7 +243,6 @@ impl<'a> Plan<'a> {
         if items.is_empty() {
             return Ok(kernel(stream)?);
         }
-        let room = self.launches + submissions(split) + submissions(items.len() - split);
         // The second list is not refused because other streams wait. The room of a stream is
         // limited only while it counts as waiting, as it will behind the first list.
         let held = stream.hold_wait(|| {
