@@ -274,7 +274,8 @@ impl Context {
     /// As [`Request::post_on`], for the first request that is refused: then none is posted, and all
     /// stay prepared. Exceptions: a request with this rank itself that is refused behind the others,
     /// and a large send of which only a part could be enqueued; the peer of that send is given up.
-    /// `Busy` for a request that is named twice; `Invalid` for requests of another context.
+    /// `Busy` for a request that is named twice; `Invalid` for requests of another context. The call
+    /// does not wait for room if the requests do not fit an empty queue: `QueueFull`, with its limit.
     pub fn post_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
         let _call = self.seen(c"post_all_on", None, Some(stream));
         let keys = self.keys(requests)?;

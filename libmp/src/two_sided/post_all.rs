@@ -102,11 +102,24 @@ impl Engine {
             }
             let mut state = self.lock();
             let mut posts = std::mem::take(&mut state.posts);
-            let posted = self.try_post_all_on(&mut state, keys.clone(), stream, &mut posts);
+            let mut posted = self.try_post_all_on(&mut state, keys.clone(), stream, &mut posts);
+            let is_full =
+                |posted: &Result<()>| matches!(posted, Err(e) if e.kind() == Kind::QueueFull);
+            let mut never = is_full(&posted) && is_quiet(&mut state, &posts, stream);
+            if never {
+                // What was in flight may have ended after the attempt.
+                posts.clear();
+                posted = self.try_post_all_on(&mut state, keys.clone(), stream, &mut posts);
+                never = is_full(&posted);
+            }
             posts.clear();
             state.posts = posts;
-            posted
-        })
+            // A call that never fits is not repeated.
+            match never {
+                true => Ok(posted),
+                false => posted.map(Ok),
+            }
+        })?
     }
 
     fn try_post_all_on(
@@ -483,6 +496,19 @@ impl Part {
             Part::Put(at, put) => plan.puts(*at, std::iter::once(*put)),
         }
     }
+}
+
+/// Whether nothing is in flight that would return room to a call.
+fn is_quiet(state: &mut State, posts: &Posts, stream: &Stream) -> bool {
+    let mut members = posts.members.iter();
+    // Prepared requests of a call of another thread take room until it posts them.
+    !state.pairs.of_others()
+        && stream.is_idle().unwrap_or(false)
+        && members.all(|member| {
+            let rank = state.requests.get(member.key).map(|entry| entry.peer);
+            let peer = rank.and_then(|rank| state.peers.get_mut(rank));
+            peer.is_none_or(|peer| peer.link.busy_lanes() == 0)
+        })
 }
 
 /// Whether the stream stores a mark for a receive.
