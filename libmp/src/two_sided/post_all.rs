@@ -183,7 +183,7 @@ impl Engine {
                 };
                 self.bind(state, member.key, member.lane, stream)?;
                 let puts = known(&mut state.requests, member.key)?.newest_puts();
-                posts.made.extend(puts.iter().rev().map(|put| (at, *put)));
+                posts.made.extend(puts.rev().map(|put| (at, put)));
             }
         }
         Ok(())
@@ -344,12 +344,12 @@ impl Engine {
         batch: &Batch<'_>,
         common: &Common,
         send: &mut Outgoing,
-        channel: &SendChannel,
+        channel: &mut SendChannel,
         result: u64,
         stamps: &mut Vec<Stamp<MOST_CHUNKS>>,
     ) -> Result<()> {
-        let late = send.late.get_or_insert_default();
-        late.behind = batch.all().collect();
+        let late = channel.late(send);
+        late.behind.extend(batch.all());
         let mut params = self.stamp_params(common, late, channel, result);
         let found = [late.length.is_some(), late.offset.is_some()];
         batch
@@ -588,25 +588,30 @@ fn take_back_all(state: &mut State, posts: &mut Posts) -> Result<()> {
 fn take_back(state: &mut State, key: RequestKey) -> Result<()> {
     let entry = known(&mut state.requests, key)?;
     let (rank, lane) = (entry.peer, entry.poster.lane);
-    let puts = entry.newest_puts();
     if let Some(lane) = state.peers.lane(At { rank, lane }) {
-        puts.iter().try_for_each(|put| lane.abort(*put))?;
+        entry.newest_puts().try_for_each(|put| lane.abort(put))?;
     }
     forget_puts(state, key);
     Ok(())
 }
 
 /// Removes puts that are aborted from their request.
-fn forget_puts(state: &mut State, key: RequestKey) {
+pub(super) fn forget_puts(state: &mut State, key: RequestKey) {
     let Some(Entry { common, operation }) = state.requests.get_mut(key) else {
         return;
     };
     common.puts = [None; 3];
-    if let Operation::Send(send) = operation {
-        // What remains is the words of its length.
-        send.late = send.late.take().filter(|late| late.length.is_some());
-        if let Some(late) = &mut send.late {
-            late.behind.clear();
-        }
+    let Operation::Send(send) = operation else {
+        return;
+    };
+    if let Some(late) = &mut send.late {
+        late.behind.clear();
+    }
+    // What remains is the words of its length.
+    let late = send.late.take_if(|late| late.length.is_none());
+    let peer = state.peers.get_mut(common.peer);
+    let channel = peer.and_then(|peer| peer.channels.sends.get_mut(&common.tag));
+    if let Some((late, channel)) = late.zip(channel) {
+        channel.keep_late(late);
     }
 }
