@@ -351,7 +351,7 @@ impl Window {
     ///
     /// # Errors
     /// As [`put_signal`](Window::put_signal); `Unsupported` for a word of this rank itself, because
-    /// its NIC is not used.
+    /// its NIC is not used, and if the NIC of this rank executes no atomics.
     pub fn fetch_add(&self, rank: u32, offset: usize, add: u64, old: &Slice) -> Result<Request> {
         let atomic = Atomic::FetchAdd(add);
         self.post(rank, offset, Access::Atomic { old, atomic }, On::Cpu)
