@@ -158,7 +158,12 @@ GDS_DEVICE u32 first_other(const Collect& p) {
 
 GDS_DEVICE void collect(const Collect& p) {
     const Share all{threadIdx.x, blockDim.x};
-    const u32 other = first_other(p);
+    // One thread looks: while a call fails, the library and a late rank may both store a word, and
+    // two looks would differ.
+    GDS_SHARED(u32, found);
+    if (threadIdx.x == 0) found = first_other(p);
+    if (blockDim.x > 1) __syncthreads();
+    const u32 other = found;
     const bool good = other == p.ranks && gds::load_acquire_sys(word_at(p.fault)) == 0;
     if (good) {
         switch (p.shape) {

@@ -255,3 +255,64 @@ fn a_pause_of_this_rank_is_no_silence_of_the_others() {
         }
     });
 }
+
+/// A call of a second thread would be another agreement, or the same one, by chance.
+#[test]
+fn a_second_thread_of_a_rank_is_refused() {
+    let mut jobs = mp::bootstrap::Local::ranks(2).into_iter();
+    let mut open = || {
+        let builder = Context::builder().bootstrap(jobs.next().unwrap());
+        builder.gpu(&gdsync::Gpu::soft().unwrap()).build().unwrap()
+    };
+    let (ctx, other) = (open(), open());
+    for round in 0..3 {
+        std::thread::scope(|threads| {
+            let first = threads.spawn(|| ctx.agree(round, LIMIT));
+            let host = other.gpu().host();
+            let deadline = host.now() + LIMIT;
+            // The first call is in progress until the other rank calls.
+            assert!(host.wait_until(Some(deadline), &mut || other.is_asked_to_agree()));
+            let e = ctx.agree(9, LIMIT).unwrap_err();
+            assert_eq!(e.kind(), Kind::Busy, "{e}");
+            let agreed = other.agree(0, LIMIT).unwrap();
+            assert_eq!((agreed.lost, agreed.value), (vec![], round));
+            assert_eq!(first.join().unwrap().unwrap().value, round);
+        });
+    }
+}
+
+/// One survivor makes a window or a collective call, which need the rank that died, and the other one
+/// agrees: the call ends with an error that names that rank, and then both agree.
+#[test]
+fn a_collective_call_and_an_agreement_end_at_once() {
+    for death in [Death::Leaves, Death::Closes, Death::Freezes] {
+        for makes in [true, false] {
+            println!("{death:?} {makes}");
+            play(1, 3, move |rank| {
+                let ctx = rank.open(|b| b.timeout(secs(3)));
+                let mut all = ctx.collectives(8).unwrap();
+                let memory = slice(&ctx, 64);
+                rank.barrier();
+                if rank.me == 2 {
+                    drop(all);
+                    return death.end(rank, ctx, 2);
+                }
+                if rank.me == 0 {
+                    let made = match makes {
+                        true => ctx.window(memory.memory()).map(drop),
+                        false => all.barrier(secs(3)),
+                    };
+                    let e = made.unwrap_err();
+                    let kinds = matches!(
+                        e.kind(),
+                        Kind::PeerFailed(_) | Kind::Missing | Kind::Timeout
+                    );
+                    assert!(kinds && e.rank().is_some(), "{e}");
+                }
+                let agreed = ctx.agree(u64::from(rank.me), LIMIT / 4).unwrap();
+                assert_eq!((agreed.lost, agreed.value), (vec![2], 1));
+                rank.barrier();
+            });
+        }
+    }
+}

@@ -9,6 +9,7 @@ use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use mp::{Collectives, Context, Error, Kind, Op};
+use sim::gate::Gate;
 use sim::{Death, LIMIT, millis, pair, peer_failed, play, secs};
 
 const KIND: MemoryKind = MemoryKind::Pinned;
@@ -520,4 +521,55 @@ fn dropped_context_releases_waiting_streams() {
         assert!(stream.synchronize(LIMIT).unwrap());
         rank.barrier();
     });
+}
+
+/// The stream of a refused call runs later, while another stream makes the call: it must not replace
+/// the contributions of this call.
+#[test]
+fn a_refused_call_leaves_nothing_on_its_stream() {
+    pair(
+        |b| b,
+        |rank, ctx| {
+            let mut all = ctx.collectives(8).unwrap();
+            let memory = ctx.alloc(KIND, 64).unwrap();
+            let slice = |at, len| memory.slice(at, len).unwrap();
+            memory.write(0, &[0xee; 8]).unwrap();
+            memory.write(8, &[rank.me as u8 + 1; 8]).unwrap();
+            let (stale, data, into) = (slice(0, 8), slice(8, 8), slice(16, 16));
+            if rank.me == 1 {
+                rank.barrier();
+                let mut got = [0; 16];
+                all.all_gather(&[2_u8; 8], &mut got, LIMIT).unwrap();
+                assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+                return;
+            }
+            // All streams wait that may. One of them makes the call; another stream, which has
+            // much work, is refused.
+            let [first, last] = [(); 2].map(|()| Gate::new(ctx.gpu()));
+            let waiting = [(); 7].map(|()| ctx.gpu().stream().unwrap());
+            let (caller, others) = waiting.split_first().unwrap();
+            first.hold(caller);
+            others.iter().for_each(|stream| last.hold(stream));
+            let stream = ctx.gpu().stream().unwrap();
+            let e = all.barrier_on(&stream).unwrap_err();
+            let too_many = Kind::Gdsync(gdsync::Kind::TooManyWaits);
+            assert_eq!(e.kind(), too_many, "{e}");
+            let region = |at| memory.region().span(at, 8).unwrap();
+            for _ in 0..500 {
+                stream.copy(&region(32), &region(40)).unwrap();
+            }
+            let e = all.all_gather_on(&stream, &stale, &into).unwrap_err();
+            assert_eq!(e.kind(), too_many, "{e}");
+            all.all_gather_on(caller, &data, &into).unwrap();
+            first.open();
+            rank.pass(millis(1));
+            last.open();
+            assert!(stream.synchronize(LIMIT).unwrap());
+            rank.barrier();
+            ctx.synchronize(caller, LIMIT).unwrap();
+            let mut got = [0; 16];
+            memory.read(16, &mut got).unwrap();
+            assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+        },
+    );
 }

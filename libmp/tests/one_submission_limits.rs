@@ -13,7 +13,7 @@ use gdsync::gpu::{Observer, Passed, Work};
 use gdsync::rdma::QpConfig;
 use mp::{Builder, Context, Full, Kind, NicOptions, RecvOp, Request, SendOp};
 use sim::gate::Gate;
-use sim::{LARGE, LIMIT, Rank, SMALL, play, send, slice};
+use sim::{LARGE, LIMIT, Rank, SMALL, play, secs, send, slice};
 
 /// Messages of a call in each direction.
 const MANY: usize = 100;
@@ -235,4 +235,44 @@ fn many_messages_to_itself_are_posted_all_or_none() {
             mp::wait_all(&all, LIMIT).unwrap();
         });
     }
+}
+
+/// The context waits for room. A queue that is empty returns none.
+#[test]
+fn messages_that_never_fit_the_queue_are_refused_at_once() {
+    const BLOCKS: u32 = 32;
+    play(1, 2, |rank| {
+        let queues = QpConfig::default().send_blocks(BLOCKS);
+        let nic = NicOptions::default().queues(queues);
+        let timeout = secs(10);
+        let ctx = rank.open(|b| b.timeout(timeout).nic(nic));
+        let recv = |into| ctx.irecv(0, 1, into).unwrap();
+        if rank.me == 1 {
+            let into = slice(&ctx, SMALL);
+            let all: Vec<_> = (0..MANY / 2).map(|_| recv(&into)).collect();
+            mp::wait_all(&all, LIMIT).unwrap();
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let data = slice(&ctx, SMALL);
+        let send = |_| ctx.prepare_send(&SendOp::from((1, 1, &data))).unwrap();
+        let all: Vec<_> = (0..MANY / 2).map(send).collect();
+        let start = rank.host.now();
+        let e = ctx.post_all_on(&stream, &all).unwrap_err();
+        assert_eq!(
+            (e.kind(), e.rank(), e.limit()),
+            (Kind::QueueFull, Some(1), Some(BLOCKS.into())),
+            "{e}"
+        );
+        assert!(rank.host.now().since(start) < timeout);
+        // Some of them fit, and then the others, which wait for room.
+        let (some, others) = all.split_at(4);
+        ctx.post_all_on(&stream, some).unwrap();
+        others
+            .chunks(4)
+            .for_each(|some| ctx.post_all_on(&stream, some).unwrap());
+        assert!(stream.synchronize(LIMIT).unwrap());
+        mp::wait_all(&all, LIMIT).unwrap();
+        rank.barrier();
+    });
 }

@@ -400,3 +400,40 @@ fn timeline_has_what_streams_passed_after_the_close() {
     let open = timeline.events().filter(|e| e["ph"] == "i").count();
     assert_eq!(open, 0, "all is passed");
 }
+
+/// Two jobs of one process write the same file: each reader finds the timeline of one of them, whole.
+#[test]
+fn file_that_two_jobs_write_is_whole_at_any_time() {
+    let file = File::new("two");
+    let job = |calls: usize| {
+        let gpu = gdsync::Gpu::soft().unwrap();
+        for _ in 0..20 {
+            let builder = Context::builder().bootstrap(Local::ranks(1).remove(0));
+            let ctx = builder.gpu(&gpu).trace(&file.0).build().unwrap();
+            for _ in 0..calls {
+                ctx.agree(0, LIMIT).unwrap();
+            }
+            ctx.close(LIMIT).unwrap();
+        }
+    };
+    std::thread::scope(|threads| {
+        let job = &job;
+        let jobs = [300, 30].map(|calls| threads.spawn(move || job(calls)));
+        while !jobs.iter().all(|job| job.is_finished()) {
+            let text = std::fs::read_to_string(file.of(0)).unwrap_or_else(|_| "{}".to_owned());
+            let whole = serde_json::from_str::<Value>(&text);
+            assert!(whole.is_ok(), "{} bytes: {whole:?}", text.len());
+        }
+    });
+    let calls = file.read(0).count(false, "agree");
+    assert!([30, 300].contains(&calls), "{calls} calls");
+    let folder = std::fs::read_dir(std::env::temp_dir()).unwrap();
+    let name = file.of(0).file_stem().unwrap().to_owned();
+    let left = folder.filter(|entry| {
+        let entry = entry.as_ref().unwrap().file_name();
+        entry
+            .to_string_lossy()
+            .starts_with(&*name.to_string_lossy())
+    });
+    assert_eq!(left.count(), 0, "a part of a file is left");
+}

@@ -310,3 +310,55 @@ fn ready_words_need_no_call_of_the_other_rank() {
         rank.barrier();
     });
 }
+
+/// A rank dies before it has answered the first ready word to it, or without ever having been asked.
+#[test]
+fn the_first_ready_word_with_a_rank_that_dies_is_an_error_in_time() {
+    for death in Death::ALL {
+        for manual in [false, true] {
+            for delay in [0, 1, 200] {
+                println!("{death:?} {manual} {delay}");
+                play(delay, 2, move |rank| {
+                    let timeout = secs(2);
+                    // A rank that does no background work answers nothing.
+                    let ctx = match rank.me == 1 && manual {
+                        true => rank.open_manual(|b| b.timeout(timeout)),
+                        false => rank.open(|b| b.timeout(timeout)),
+                    };
+                    rank.barrier();
+                    if rank.me == 1 {
+                        rank.pass(Duration::from_micros(delay));
+                        return death.end(rank, ctx, 2);
+                    }
+                    let stream = ctx.gpu().stream().unwrap();
+                    for round in 0..2 {
+                        let in_time = |e: mp::Error| {
+                            let lost = matches!(e.kind(), Kind::PeerFailed(_) | Kind::Timeout);
+                            assert!(lost && e.rank() == Some(1), "{e}");
+                        };
+                        let start = rank.host.now();
+                        if let Ok(come) = ctx.test_ready(1).map_err(in_time) {
+                            assert!(!come);
+                        }
+                        // A rank whose NIC is cut answers, and the ready word to it fails later.
+                        ctx.send_ready(1).map_err(in_time).ok();
+                        match ctx.send_ready_on(&stream, 1) {
+                            Err(e) if e.kind() == Kind::Busy => {}
+                            sent => drop(sent.map_err(in_time)),
+                        }
+                        let e = ctx.wait_ready(1, secs(1)).unwrap_err();
+                        in_time(e);
+                        if let Err(e) = ctx.wait_ready_on(&stream, 1) {
+                            in_time(e);
+                        } else {
+                            in_time(ctx.synchronize(&stream, secs(20)).unwrap_err());
+                        }
+                        let took = rank.host.now().since(start);
+                        assert!(took < secs(10), "round {round}: {took:?}");
+                    }
+                    rank.come();
+                });
+            }
+        }
+    }
+}

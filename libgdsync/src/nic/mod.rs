@@ -236,6 +236,10 @@ pub(crate) trait Nic: Send + Sync {
     fn reads(&self) -> bool {
         true
     }
+    /// Whether queue pairs support atomics.
+    fn atomics(&self) -> bool {
+        true
+    }
     /// Whether WRITEs of a peer's queue pair become visible in the order in which they were posted,
     /// on any fabric between the two.
     fn keeps_order(&self) -> bool {

@@ -8,8 +8,9 @@ use gdsync::Stream;
 
 use super::job::Job;
 use super::team::{TeamHandle, others};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::{Collect, Kernels, LENS, Shape};
+use crate::plan::check_room;
 use crate::region::Slice;
 use crate::request::collective::{Collection, awaited, parity};
 use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
@@ -49,8 +50,6 @@ impl TeamHandle {
             let mut state = engine.lock();
             engine.sweep_if_crowded(&mut state);
             state.requests.reserve(&engine.gpu)?;
-            // The wait for another stream, the copy, the list and the kernels.
-            stream.check_room(4 + (engine.size as usize / LENS) as u32)?;
             self.enqueue(engine, &mut state, kernels, (job, number), stream, buffers)
         });
         posted.map_err(|e| self.refused(engine, job, number, e))
@@ -65,19 +64,29 @@ impl TeamHandle {
         stream: &Stream,
         buffers: Buffers<'_>,
     ) -> Result<()> {
-        self.follow(state, stream)?;
         let launch =
             |stream: &Stream| self.launch(engine, kernels, (job, number), stream, buffers.into);
         self.with_puts(engine, state, (job, number), |state, plan| {
-            self.copy(job, number, stream, buffers.from)?;
             for (_, word) in self.team.others(number) {
                 plan.wait(word, collective::threshold(awaited(number)), false);
             }
             if engine.size > 1 {
                 plan.passed_by(&self.team.passed, number);
             }
-            plan.kernel_here();
-            plan.post(stream, &mut state.peers, Some(&launch))
+            plan.kernels_here(1 + (engine.size as usize / LENS) as u32);
+            // A copy that stays behind would overwrite the contributions of the call under the same
+            // number that the CPU or another stream makes: nothing after it lacks room.
+            let mut post = || {
+                // The wait for another stream, and the copy.
+                check_room(stream, 3 + plan.room(stream))?;
+                self.follow(state, stream)?;
+                self.copy(job, number, stream, buffers.from)?;
+                plan.post(stream, &mut state.peers, Some(&launch))
+            };
+            match engine.size {
+                1 => post(),
+                _ => stream.hold_wait(post).map_err(Error::from)?,
+            }
         })?;
         (self.last, self.stream) = (number, Some(stream.id()));
         let peer = others(engine).next().unwrap_or(engine.rank);
@@ -114,8 +123,7 @@ impl TeamHandle {
         posted.map_err(|refusal| refusal.error)
     }
 
-    /// Copies the contributions to the memory from which they are put. Only this call reads it, so
-    /// the copy needs no undoing if the call is refused.
+    /// Copies the contributions to where they are put from.
     fn copy(
         &self,
         job: &Job<'_>,

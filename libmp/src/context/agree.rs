@@ -68,6 +68,7 @@ impl Context {
     /// - `PeerFailed`, naming a rank that has given this rank up, if this rank is lost to the
     ///   others. So does every later call.
     /// - `BootstrapLost` if the other ranks cannot be reached.
+    /// - `Busy` if another thread of this rank is in the call: the ranks count their calls.
     pub fn agree(&self, value: u64, limit: Duration) -> Result<Agreed> {
         let _call = self.observe(c"agree", None, None);
         let Decision { lost, value } = self.engine().agree(value, limit)?;

@@ -174,8 +174,8 @@ impl Builder {
     /// when the stream passed them. They are trace events in JSON, which Perfetto
     /// (<https://ui.perfetto.dev>) opens. Each rank writes a file: `trace.json` becomes
     /// `trace.0.json`, `trace.1.json` and so on, with the [`name`](Builder::name) before the rank
-    /// if it is not `mp`. The n-th context of a name replaces the file of the one before. Default:
-    /// `MP_TRACE`; without both, no timeline.
+    /// if it is not `mp`. The n-th context of a name replaces the file of the one before; two jobs at
+    /// the same time need two names of files. Default: `MP_TRACE`; without both, no timeline.
     ///
     /// The file has its content after [`Context::close`], or when the last handle on the context is
     /// dropped. While a GPU has a timeline, each submission on its streams costs one more (a stamp),

@@ -282,7 +282,8 @@ impl Context {
     /// stay prepared. Exceptions: a request with this rank itself that is refused behind the others,
     /// and a large send of which only a part could be enqueued; the peer of that send is given up.
     /// `Busy` for a request that is named twice; `Invalid` for requests of another context, and for
-    /// more requests than the stream can hold submissions for.
+    /// more requests than the stream can hold submissions for. The call does not wait for room if the
+    /// requests do not fit an empty queue: `QueueFull`, with its limit.
     pub fn post_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
         let _call = self.observe(c"post_all_on", None, Some(stream));
         let keys = self.keys(requests)?;

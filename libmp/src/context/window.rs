@@ -1,6 +1,7 @@
 //! [`Window`]: the handle on a window, with the one-sided operations.
 
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -352,7 +353,7 @@ impl Window {
     ///
     /// # Errors
     /// As [`put_signal`](Window::put_signal); `Unsupported` for a word of this rank itself, because
-    /// its NIC is not used.
+    /// its NIC is not used, and if the NIC of this rank executes no atomics.
     pub fn fetch_add(&self, rank: u32, offset: usize, add: u64, old: &Slice) -> Result<Request> {
         let atomic = Atomic::FetchAdd(add);
         self.post(rank, offset, Access::Atomic { old, atomic }, On::Cpu)
@@ -505,7 +506,10 @@ impl Window {
     /// given up, `Timeout` after `limit`; others as [`put`](Window::put).
     pub fn quiet(&self, limit: Duration) -> Result<()> {
         let _call = self.context.observe(c"quiet", None, None);
-        let (requests, asked) = self.ask(On::Cpu);
+        let (engine, mut requests) = (self.context.engine(), Vec::new());
+        let asked = engine.quiet(&self.targets, On::Cpu, |key| {
+            requests.push(Request::new(&self.context, key));
+        });
         wait_all(&requests, limit)?;
         asked
     }
@@ -518,18 +522,15 @@ impl Window {
     /// waits for the other ranks.
     pub fn quiet_on(&self, stream: &Stream) -> Result<()> {
         let _call = self.context.observe(c"quiet_on", None, Some(stream));
-        let (requests, asked) = self.ask(On::Stream(stream, None));
-        let waits = requests.iter().map(|request| request.wait_on(stream));
-        let first = waits.filter_map(Result::err).next();
-        first.map_or(asked, Err)
-    }
-
-    /// Posts a READ behind the puts of `on`, to each rank.
-    fn ask(&self, on: On<'_>) -> (Vec<Request>, Result<()>) {
-        let (engine, mut requests) = (self.context.engine(), Vec::new());
-        let asked = engine.quiet(&self.targets, on, |key| {
-            requests.push(Request::new(&self.context, key));
-        });
-        (requests, asked)
+        let engine = self.context.engine();
+        let mut keys = mem::take(&mut engine.lock().quiets);
+        let on = On::Stream(stream, None);
+        let asked = engine.quiet(&self.targets, on, |key| keys.push(key));
+        let mut waited = Ok(());
+        for key in keys.drain(..) {
+            waited = waited.and(Request::new(&self.context, key).wait_on(stream));
+        }
+        engine.lock().quiets = keys;
+        waited.and(asked)
     }
 }

@@ -271,7 +271,7 @@ impl Engine {
         let table = x.unpack.tables[landing].as_ref();
         let launch = |stream: &Stream| self.launch(table, stream);
         self.with_lanes(x, on, &mut calls, |open| {
-            with_plan(open, |open, plan| {
+            let posted = with_plan(open, |open, plan| {
                 let last = x.words.last();
                 for (neighbour, put) in x.words.peers.iter().zip(&last.puts) {
                     if let (Some(at), Some((lane, put))) = (open.at(neighbour.rank), *put) {
@@ -290,12 +290,19 @@ impl Engine {
                     plan.kernel_here();
                 }
                 post(open, plan, stream, table.map(|_| &launch as _))
-            })?;
+            });
+            // Of a torn call the waits are enqueued: the background work releases them as well.
+            let waits = match &posted {
+                Ok(()) => true,
+                Err(Refused::Other(refusal)) => refusal.torn,
+                Err(Refused::Queue) => false,
+            };
             let order = open.state.requests.next_order();
-            if let Some(step) = record.and_then(|key| open.state.requests.step_mut(key)) {
+            let step = record.and_then(|key| open.state.requests.step_mut(key));
+            if let Some(step) = step.filter(|_| waits) {
                 step.wait = Some(order);
             }
-            Ok(())
+            posted
         })?;
         calls.waited = step;
         Ok(())

@@ -15,6 +15,8 @@ mod by_stream;
 mod exchange;
 mod join;
 mod spec;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use exchange::Exchange;
 pub use spec::Neighbour;

@@ -147,6 +147,16 @@ impl<'a> Plan<'a> {
         self.launches = launches;
     }
 
+    /// The submissions of the plan on `stream`, at most.
+    pub fn room(&self, stream: &Stream) -> u32 {
+        let list = |items| submissions(items, stream.gpu().caps().batch_limit);
+        let all = self.items.len();
+        self.split.map_or_else(
+            || list(all),
+            |split| self.launches + list(split) + list(all - split),
+        )
+    }
+
     fn note(&mut self, at: At) {
         if self.used.last() != Some(&at) {
             self.used.push(at);
@@ -225,18 +235,16 @@ impl<'a> Plan<'a> {
         lanes: &mut impl Lanes,
         kernel: Option<Launch<'_>>,
     ) -> Result<(), Refusal> {
+        let room = self.room(stream);
         let Plan {
             items, used, lists, ..
         } = self;
-        let limit = stream.gpu().caps().batch_limit;
         let mut list = |items: &[Item<'a>]| lists.post(stream, lanes.each(used), items);
         let refused = |error, torn| Refusal { error, torn };
         let Some((kernel, split)) = kernel.zip(self.split) else {
-            check_room(stream, submissions(items.len(), limit))?;
+            check_room(stream, room)?;
             return Ok(list(items)?);
         };
-        let behind = items.len() - split;
-        let room = self.launches + submissions(split, limit) + submissions(behind, limit);
         if items.is_empty() {
             check_room(stream, room)?;
             return Ok(kernel(stream)?);
@@ -255,7 +263,7 @@ impl<'a> Plan<'a> {
 
 /// Checks that a stream can take `n` submissions now, so that the call is neither refused in the
 /// middle nor blocked.
-fn check_room(stream: &Stream, n: u32) -> Result<()> {
+pub(crate) fn check_room(stream: &Stream, n: u32) -> Result<()> {
     stream.check_room(n).map_err(|e| match e.limit() {
         Some(limit) if u64::from(n) > limit => {
             let what = format!(

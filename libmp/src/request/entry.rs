@@ -399,13 +399,20 @@ impl Entry {
         match &mut self.operation {
             Operation::Send(send) => {
                 send.state = SendState::Done(status);
-                send.late = None;
             }
             Operation::Receive(receive) => receive.state = ReceiveState::Done(status),
             Operation::Transfer(transfer) => transfer.state = TransferState::Done(status),
             Operation::Signal(wait) => wait.state = SignalState::Done(status),
             Operation::Step(step) => step.done = Some(status),
             Operation::Collective(collection) => collection.done = Some(status),
+        }
+    }
+
+    /// Takes the late fields of a send out.
+    pub fn take_late(&mut self) -> Option<Box<Late>> {
+        match &mut self.operation {
+            Operation::Send(send) => send.late.take(),
+            _ => None,
         }
     }
 
@@ -427,11 +434,9 @@ impl Entry {
     }
 
     /// All prepared puts, the newest first.
-    pub fn newest_puts(&self) -> Vec<Put> {
+    pub fn newest_puts(&self) -> impl DoubleEndedIterator<Item = Put> + '_ {
         let late = self.send().and_then(|send| send.late.as_ref());
         let puts = late.map_or(&[][..], |late| &late.behind).iter().rev();
-        puts.chain(self.puts.iter().flatten().rev())
-            .copied()
-            .collect()
+        puts.chain(self.puts.iter().flatten().rev()).copied()
     }
 }

@@ -13,7 +13,10 @@ mod ring;
 mod tests;
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
@@ -42,6 +45,25 @@ pub(crate) fn file_of(path: &Path, name: &str, rank: u32) -> PathBuf {
         other => format!("{}.", other.replace(['/', '\0'], "_")),
     };
     path.with_file_name(format!("{stem}.{name}{rank}.{end}"))
+}
+
+/// Replaces a file as a whole: another context, or a rank of another job, may do so meanwhile.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    /// Number of files that this process has written. Relaxed: the value alone counts.
+    static FILES: AtomicU64 = AtomicU64::new(0);
+    let (part, mut file) = loop {
+        let number = FILES.fetch_add(1, Ordering::Relaxed);
+        let part = path.with_extension(format!("{}-{number}.part", process::id()));
+        match fs::File::create_new(&part) {
+            // Of a process with the same number: of another host, or that died.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            file => break (part, file?),
+        }
+    };
+    let written = file.write_all(text.as_bytes());
+    written
+        .and_then(|()| fs::rename(&part, path))
+        .inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
 /// The timeline of a context.
@@ -83,7 +105,7 @@ impl Trace {
                 changed: false,
             }),
         });
-        fs::write(&trace.path, trace.text()).map_err(|e| {
+        replace(&trace.path, &trace.text()).map_err(|e| {
             let what = format!(
                 "the timeline cannot be written to {}: {e}; set MP_TRACE or Builder::trace to a \
                  file in a folder of this user",
@@ -161,7 +183,7 @@ impl Trace {
         }
         let text = self.text();
         let (rank, path) = (self.rank, self.path.display());
-        if let Err(e) = fs::write(&self.path, text) {
+        if let Err(e) = replace(&self.path, &text) {
             tracing::warn!(target: "mp", "rank {rank}: the timeline cannot be written to {path}: {e}");
         }
         let dropped: u64 = self.lock().ring.dropped().values().sum();

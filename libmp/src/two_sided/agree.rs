@@ -29,6 +29,8 @@ pub(crate) struct AgreementTimer {
     silence: Duration,
     /// The time of the last look at the ranks.
     looked: Time,
+    /// A call is in progress.
+    taken: bool,
 }
 
 impl Engine {
@@ -38,6 +40,12 @@ impl Engine {
         let number = {
             let mut guard = self.lock();
             let state = &mut *guard;
+            if state.agreement_timer.taken {
+                let what = "another thread of this rank is in the call; call it from one thread at \
+                            a time";
+                return Err(Error::new(AGREE, Kind::Busy, what));
+            }
+            state.agreement_timer.taken = true;
             for rank in 0..self.size {
                 state.peers.make(rank);
             }
@@ -59,6 +67,7 @@ impl Engine {
             };
             result.is_some()
         });
+        self.lock().agreement_timer.taken = false;
         result.unwrap_or_else(|| Err(self.late_agreement(limit)))
     }
 

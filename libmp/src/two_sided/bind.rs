@@ -7,12 +7,13 @@ use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::Target;
 use super::post::{POST, unposted};
+use super::post_all::forget_puts;
 use super::receive::{ANY_RANK, advertise};
 use super::spec::On;
 use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::path::Batch;
-use crate::request::entry::{Entry, Operation, Poster};
+use crate::request::entry::{Entry, Poster};
 use crate::request::table::RequestKey;
 
 impl Engine {
@@ -133,21 +134,13 @@ pub(super) fn unbind(state: &mut State, key: RequestKey) {
     let Some(entry) = state.requests.get_mut(key).filter(|e| e.is_prepared()) else {
         return;
     };
-    let (puts, peer) = (entry.newest_puts(), state.peers.get_mut(entry.peer));
+    let peer = state.peers.get_mut(entry.peer);
     if let Some(lane) = peer.and_then(|peer| peer.link.lane(entry.poster.lane)) {
-        for put in puts {
+        for put in entry.newest_puts() {
             // It was prepared just now and not posted.
             let _ = lane.abort(put);
         }
     }
-    let Entry { common, operation } = entry;
-    common.puts = [None; 3];
-    common.poster = Poster::default();
-    if let Operation::Send(send) = operation {
-        // What remains is the words of its length.
-        send.late = send.late.take().filter(|late| late.length.is_some());
-        if let Some(late) = &mut send.late {
-            late.behind.clear();
-        }
-    }
+    entry.poster = Poster::default();
+    forget_puts(state, key);
 }

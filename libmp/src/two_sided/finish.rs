@@ -47,9 +47,13 @@ impl Engine {
         if failed && entry.send().is_some_and(|send| send.late.is_some()) {
             entry.waiters.extend(stream.as_ref().and_then(kernel_of));
         }
+        let late = entry.take_late();
         if let Some(peer) = state.peers.get_mut(entry.peer) {
             let limit = self.config.eager_limit as u64;
             peer.counts.ended(entry, status, len, limit);
+            if let Some((late, channel)) = late.zip(peer.channels.sends.get_mut(&entry.tag)) {
+                channel.keep_late(late);
+            }
         }
         entry.end_with(status);
         entry.len = len;

@@ -104,11 +104,24 @@ impl Engine {
             }
             let mut state = self.lock();
             let mut posts = std::mem::take(&mut state.posts);
-            let posted = self.try_post_all_on(&mut state, keys.clone(), stream, &mut posts);
+            let mut posted = self.try_post_all_on(&mut state, keys.clone(), stream, &mut posts);
+            let is_full =
+                |posted: &Result<()>| matches!(posted, Err(e) if e.kind() == Kind::QueueFull);
+            let mut never = is_full(&posted) && is_quiet(&mut state, &posts, stream);
+            if never {
+                // What was in flight may have ended after the attempt.
+                posts.clear();
+                posted = self.try_post_all_on(&mut state, keys.clone(), stream, &mut posts);
+                never = is_full(&posted);
+            }
             posts.clear();
             state.posts = posts;
-            posted
-        })
+            // A call that never fits is not repeated.
+            match never {
+                true => Ok(posted),
+                false => posted.map(Ok),
+            }
+        })?
     }
 
     fn try_post_all_on(
@@ -172,7 +185,7 @@ impl Engine {
                 };
                 self.bind(state, member.key, member.lane, stream)?;
                 let puts = known(&mut state.requests, member.key)?.newest_puts();
-                posts.made.extend(puts.iter().rev().map(|put| (at, *put)));
+                posts.made.extend(puts.rev().map(|put| (at, put)));
             }
         }
         Ok(())
@@ -338,12 +351,12 @@ impl Engine {
         batch: &Batch<'_>,
         common: &Common,
         send: &mut Outgoing,
-        channel: &SendChannel,
+        channel: &mut SendChannel,
         result: u64,
         stamps: &mut Vec<Stamp<MOST_CHUNKS>>,
     ) -> Result<()> {
-        let late = send.late.get_or_insert_default();
-        late.behind = batch.all().collect();
+        let late = channel.late(send);
+        late.behind.extend(batch.all());
         let mut params = self.stamp_params(common, late, channel, result);
         let found = [late.length.is_some(), late.offset.is_some()];
         batch
@@ -484,6 +497,19 @@ impl Part {
     }
 }
 
+/// Whether nothing is in flight that would return room to a call.
+fn is_quiet(state: &mut State, posts: &Posts, stream: &Stream) -> bool {
+    let mut members = posts.members.iter();
+    // Prepared requests of a call of another thread take room until it posts them.
+    !state.pairs.of_others()
+        && stream.is_idle().unwrap_or(false)
+        && members.all(|member| {
+            let rank = state.requests.get(member.key).map(|entry| entry.peer);
+            let peer = rank.and_then(|rank| state.peers.get_mut(rank));
+            peer.is_none_or(|peer| peer.link.busy_lanes() == 0)
+        })
+}
+
 /// Whether the stream stores a mark for a receive.
 fn is_marked(state: &State, member: &Member) -> bool {
     let peer = state.requests.get(member.key).map(|entry| entry.peer);
@@ -574,25 +600,30 @@ fn take_back_all(state: &mut State, posts: &mut Posts) -> Result<()> {
 fn take_back(state: &mut State, key: RequestKey) -> Result<()> {
     let entry = known(&mut state.requests, key)?;
     let (rank, lane) = (entry.peer, entry.poster.lane);
-    let puts = entry.newest_puts();
     if let Some(lane) = state.peers.lane(At { rank, lane }) {
-        puts.iter().try_for_each(|put| lane.abort(*put))?;
+        entry.newest_puts().try_for_each(|put| lane.abort(put))?;
     }
     forget_puts(state, key);
     Ok(())
 }
 
 /// Removes puts that are aborted from their request.
-fn forget_puts(state: &mut State, key: RequestKey) {
+pub(super) fn forget_puts(state: &mut State, key: RequestKey) {
     let Some(Entry { common, operation }) = state.requests.get_mut(key) else {
         return;
     };
     common.puts = [None; 3];
-    if let Operation::Send(send) = operation {
-        // What remains is the words of its length.
-        send.late = send.late.take().filter(|late| late.length.is_some());
-        if let Some(late) = &mut send.late {
-            late.behind.clear();
-        }
+    let Operation::Send(send) = operation else {
+        return;
+    };
+    if let Some(late) = &mut send.late {
+        late.behind.clear();
+    }
+    // What remains is the words of its length.
+    let late = send.late.take_if(|late| late.length.is_none());
+    let peer = state.peers.get_mut(common.peer);
+    let channel = peer.and_then(|peer| peer.channels.sends.get_mut(&common.tag));
+    if let Some((late, channel)) = late.zip(channel) {
+        channel.keep_late(late);
     }
 }

@@ -13,7 +13,7 @@ use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Lane, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
 use crate::region::{Slice, Strided};
-use crate::request::entry::{Common, Entry, Handle, Late, Operation, Outgoing, Poster, SendState};
+use crate::request::entry::{Common, Entry, Handle, Operation, Outgoing, Poster, SendState};
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
@@ -187,14 +187,6 @@ impl Engine {
             false => channel.numbers.next(),
         };
         let stream = spec.on.stream();
-        let late = match spec.size {
-            SizeSource::Segments => None,
-            SizeSource::Word { len, offset } => Some(Late {
-                length: Some(len.clone()),
-                offset: offset.cloned(),
-                ..Late::default()
-            }),
-        };
         state.requests.reserve(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
         let mut common = Common {
@@ -211,9 +203,13 @@ impl Engine {
         };
         let mut send = Outgoing {
             state: SendState::Prepared,
-            late: late.map(Box::new),
+            late: None,
             packed: spec.packed.cloned().map(Box::new),
         };
+        if let SizeSource::Word { len, offset } = spec.size {
+            let late = channel.late(&mut send);
+            (late.length, late.offset) = (Some(len.clone()), offset.cloned());
+        }
         if let Some(stream) = stream {
             let lane = peer.link.lane(lane).ok_or_else(none)?;
             // Pieces are gathered when the request is posted.
@@ -255,8 +251,9 @@ impl Engine {
         if let Some(place) = known {
             let mut batch = Batch::new(lane);
             direct(&mut batch, channel, number, segments, len, place)?;
-            let late = send.late.get_or_insert_default();
-            (late.complete, late.behind) = (true, batch.all().collect());
+            let late = channel.late(send);
+            late.complete = true;
+            late.behind.extend(batch.all());
             return Ok(());
         }
         if large || send.late.is_some() || send.packed.is_some() {
@@ -267,7 +264,7 @@ impl Engine {
             let mut batch = Batch::new(lane);
             common.puts[0] = stamped(&mut batch, channel, number, large, segments, len)?;
             let behind = batch.all().skip(usize::from(large));
-            send.late.get_or_insert_default().behind = behind.collect();
+            channel.late(send).behind.extend(behind);
         } else {
             let mut batch = Batch::short(lane);
             plain(&mut batch, channel, number, segments, len)?;

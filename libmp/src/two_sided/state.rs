@@ -63,6 +63,8 @@ pub(crate) struct State {
     pub staging: Staging,
     /// A buffer that the rounds reuse.
     pub keys: Vec<RequestKey>,
+    /// As `keys`, for the calls that wait until a window is quiet.
+    pub quiets: Vec<RequestKey>,
     /// The buffers of plans.
     pub plan: Plan<'static>,
     /// The buffers of posts of several requests.
@@ -136,6 +138,7 @@ impl State {
             trash: Trash::default(),
             staging: Staging::default(),
             keys: Vec::new(),
+            quiets: Vec::new(),
             plan: Plan::default(),
             posts: Posts::default(),
             waits: Waits::default(),

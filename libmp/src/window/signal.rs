@@ -200,6 +200,8 @@ impl Engine {
     pub fn test_word(&self, awaited: &Awaited) -> Result<bool> {
         if awaited.check(self.size)? && !self.has_arrived(awaited)? {
             let state = &mut *self.lock();
+            // A rank that this rank has sent nothing to may fail as well.
+            awaited.from.map(|from| state.peers.make(from).is_some());
             state.released.look(&awaited.word);
             return awaited.lost(state).map_or(Ok(false), Err);
         }

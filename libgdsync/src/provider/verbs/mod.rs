@@ -202,6 +202,12 @@ impl Nic for VerbsNic {
         device.max_qp_init_rd_atom > 0 && device.max_qp_rd_atom > 0
     }
 
+    fn atomics(&self) -> bool {
+        /// `IBV_ATOMIC_NONE`.
+        const NONE: i32 = 0;
+        self.attributes.atomic_cap != NONE
+    }
+
     fn keeps_order(&self) -> bool {
         self.attributes.vendor_id == SOFT_ROCE
     }

@@ -16,6 +16,7 @@ use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 pub(in crate::rdma) struct OddNic {
     nic: EmulatedNic,
     pub reads: bool,
+    atomics: bool,
     /// The NIC refuses the change to the error state: outstanding requests stay outstanding.
     gone: bool,
     /// Records each call that may reach a device.
@@ -28,6 +29,7 @@ impl OddNic {
         OddNic {
             nic: EmulatedNic::open(gpu, EmulatedOptions::default()).unwrap(),
             reads: true,
+            atomics: true,
             gone: false,
             calls: Calls::default(),
         }
@@ -53,6 +55,10 @@ macro_rules! delegate {
 impl Nic for OddNic {
     fn reads(&self) -> bool {
         self.reads
+    }
+
+    fn atomics(&self) -> bool {
+        self.atomics
     }
 
     fn modify_to_error(&self, qpn: u32) -> bool {
@@ -128,4 +134,27 @@ fn streams_are_released_when_the_nic_is_gone() {
     assert_eq!(p.a.error(), Some(Status::TIMEOUT));
     drop(p);
     device.close(LIMIT).unwrap();
+}
+
+#[test]
+fn atomics_are_refused_by_a_nic_that_executes_none() {
+    let gpu = Gpu::soft().unwrap();
+    let nic = OddNic {
+        atomics: false,
+        ..OddNic::new(&gpu)
+    };
+    let mut p = Pair::over(&nic.open(&gpu), &sized(&QpConfig::default(), 8, 4));
+    let memory = p.memory(MemoryKind::Pinned, 64);
+    let (old, word) = ([memory.sge(0, 8)], memory.remote().span(8, 8).unwrap());
+    for _ in 0..10 {
+        for work in [
+            Work::fetch_add(&old, word, 1),
+            Work::compare_swap(&old, word, 0, 1),
+        ] {
+            let e = p.a.prepare(&work).unwrap_err();
+            assert_eq!(e.kind(), crate::Kind::Unsupported, "{e}");
+        }
+        // The queue has its room.
+        p.a.complete(&Work::write(&old, word));
+    }
 }

@@ -402,7 +402,8 @@ impl Qp {
     /// `NotRegistered` for memory of another protection domain, for memory that must be writable
     /// and is not, for a peer's record without a key for its rail, or for a destination of another
     /// protection domain; `QueueFull`, with the limit, if the queue has no room now; `WrongState`
-    /// and `Failed` if the queue pair is not connected (or active) or in error. On a datagram queue
+    /// and `Failed` if the queue pair is not connected (or active) or in error; `Unsupported` for an
+    /// atomic on a NIC that executes none. On a datagram queue
     /// pair also `Invalid` for a request that is not a SEND, has no destination, or is longer than
     /// [`Destination::max_len`](super::Destination::max_len); on a connection for a request with a
     /// destination.
@@ -442,6 +443,10 @@ impl Qp {
                  64-bit word"
             );
             return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(ATOMIC, "bytes"));
+        }
+        if work.atomic.is_some() && !self.core.nic.atomics() {
+            let what = format!("the NIC of {self:?} executes no atomics (atomic_cap is 0)");
+            return Err(Error::new(OPERATION, Kind::Unsupported, what));
         }
         let av = self.datagram(work, total, OPERATION)?;
         // NICs write the whole old value of an atomic into each piece.

@@ -1,5 +1,7 @@
 //! Tests of the kernel that ends a collective call ([`Collect`]).
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
 
 /// Offsets in the bench's memory.
@@ -190,4 +192,74 @@ fn word_of_another_call_is_a_fault_and_nothing_is_copied() {
             bench.check(&format!("later: {shape:?}, {threads} threads"));
         }
     }
+}
+
+/// The library releases a stream while the word of the rank arrives: the kernel copies all or, with a
+/// fault, nothing.
+#[test]
+fn word_that_changes_during_the_kernel_is_the_same_for_all_threads() {
+    const LEN: usize = 300;
+    let gpu = Gpu::soft().unwrap();
+    let mut kernels = Kernels::of(&gpu).unwrap();
+    kernels.unpack = Dims::linear(1, 100);
+    let (stream, memory) = (
+        gpu.stream().unwrap(),
+        gpu.alloc(MemoryKind::Pinned, BYTES).unwrap(),
+    );
+    let addr = |at: usize| memory.addr().0 + at as u64;
+    let mut bench = Bench::new(1);
+    let params = params(&mut bench, Shape::All, LEN);
+    memory.write(0, &bench.image).unwrap();
+    let params = Collect {
+        words: addr(WORDS),
+        slots: addr(SLOTS),
+        own: addr(OWN),
+        out: addr(OUT),
+        fault: addr(FAULT),
+        error: addr(ERROR),
+        passed: addr(PASSED),
+        ..params
+    };
+    let all: Vec<u8> = (0..RANKS)
+        .flat_map(|rank| (0..LEN).map(move |i| byte(rank, i)))
+        .collect();
+    let word = memory.word64(WORDS + 8 * 3).unwrap();
+    let end = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !end.load(Ordering::Relaxed) {
+                for value in [0xf << 36, LEN as u64] {
+                    word.store(WORD | value).unwrap();
+                }
+            }
+        });
+        let mut seen = [false; 2];
+        for _ in 0..2000 {
+            memory.write(FAULT, &[0; 24]).unwrap();
+            memory.write(OUT, &vec![GUARD; all.len()]).unwrap();
+            // SAFETY: the addresses are within the memory.
+            unsafe { kernels.collect(&stream, &params).unwrap() };
+            assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
+            let failed = memory.word64(FAULT).unwrap().load().unwrap() != 0;
+            let mut got = vec![0; all.len()];
+            memory.read(OUT, &mut got).unwrap();
+            let copied = got.iter().zip(&all).filter(|(got, all)| got == all).count();
+            let whole = if failed {
+                got.iter().all(|byte| *byte == GUARD)
+            } else {
+                got == all
+            };
+            if !whole {
+                end.store(true, Ordering::Relaxed);
+            }
+            assert!(
+                whole,
+                "fault: {failed}, {copied} of {} bytes are copied",
+                all.len()
+            );
+            seen[usize::from(failed)] = true;
+        }
+        end.store(true, Ordering::Relaxed);
+        println!("with and without a fault: {seen:?}");
+    });
 }

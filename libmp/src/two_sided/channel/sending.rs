@@ -7,6 +7,7 @@ use super::{Channel, PAIR, SendChannel, WINDOW, adopt, span, store_failure};
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
 use crate::path::{Keys, Paths, Piece, Remote, Rights, Span};
+use crate::request::entry::{Late, Outgoing};
 use crate::wire::control::Shape;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
@@ -27,6 +28,9 @@ pub(crate) struct Sending {
     ready: Vec<Word64>,
     /// Stamps that kernels write and the NIC reads; allocated on first use.
     stamps: Option<Keys>,
+    /// The late fields of sends that have ended, empty, with their memory.
+    #[expect(clippy::vec_box, reason = "the boxes are memory that is kept as well")]
+    lates: Vec<Box<Late>>,
 }
 
 impl SendChannel {
@@ -40,9 +44,30 @@ impl SendChannel {
             rooms: None,
             ready: shape.words(&block, |slot| shape.ready_at(slot))?,
             stamps: None,
+            lates: Vec::new(),
         };
         let taken = shape.words(&block, |slot| shape.taken_at(slot))?;
         Ok(Channel::of(paths.to(peer), shape, block, taken, side))
+    }
+
+    /// The late fields of a send.
+    pub fn late<'s>(&mut self, send: &'s mut Outgoing) -> &'s mut Late {
+        let lates = &mut self.side.lates;
+        send.late
+            .get_or_insert_with(|| lates.pop().unwrap_or_default())
+    }
+
+    /// Keeps the memory of late fields for a later send.
+    pub fn keep_late(&mut self, mut late: Box<Late>) {
+        let mut behind = std::mem::take(&mut late.behind);
+        behind.clear();
+        *late = Late {
+            behind,
+            ..Late::default()
+        };
+        if self.side.lates.len() < WINDOW as usize {
+            self.side.lates.push(late);
+        }
     }
 
     /// Sets the peer's mailbox, and its rooms if it has any.
