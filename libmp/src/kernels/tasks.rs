@@ -42,7 +42,7 @@ impl Kernels {
         stream: &Stream,
         tasks: impl Iterator<Item = &'t Unpack<1>>,
     ) -> Result<()> {
-        let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1 && task.waits == 0));
+        let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1 && task.waits != 1));
         let kernels = [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_46];
         // SAFETY: the kernels access what `Unpack` names, which the caller guarantees to be valid.
         unsafe { self.launch_all(stream, kernels, self.unpack, tasks.map(Unpack::bytes)) }
