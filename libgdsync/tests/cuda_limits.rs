@@ -296,6 +296,30 @@ fn streams_that_pass_by_a_word_of_the_applications() {
     }
 }
 
+/// A stream that is never idle, and whose waits have no proof, accepts any number of submissions if
+/// it executes them.
+#[test]
+fn stream_that_is_never_idle_has_room_for_what_it_has_executed() {
+    inside!(Variant::default());
+    let mut r = pair();
+    let control = Control::open();
+    let gate = Gate::new(&r.gpu);
+    let words = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let done = words.word32(0).unwrap();
+    let stream = r.gpu.stream().unwrap();
+    for value in 1..3000 {
+        let list = [gate.wait_for(value), write32(&done, value)];
+        r.a.post_on(&stream, &list).unwrap();
+        gate.open_to(value - 1);
+        until("it passes the wait before", || {
+            done.load().unwrap() == value - 1
+        });
+    }
+    gate.open_to(3000);
+    passes(&stream);
+    assert_eq!((control.blocked(), control.full()), (Vec::new(), 0));
+}
+
 /// A proof covers all work that was enqueued before the next wait: the work behind a passed wait
 /// runs without a further wait. So its whole room is returned, and the work that the driver still
 /// holds never blocks an enqueue.

@@ -56,6 +56,8 @@ pub(crate) enum Proof {
         word: Mapped,
         value: u64,
     },
+    /// An event behind the waits.
+    Event(Arc<dyn EventHandle>),
 }
 
 impl Proof {
@@ -78,6 +80,7 @@ impl Proof {
                 let held = memory.upgrade();
                 held.is_some() && (word.load64(0).wrapping_sub(*value) as i64) >= 0
             }
+            Proof::Event(event) => event.is_done().unwrap_or(false),
         }
     }
 }
@@ -343,6 +346,17 @@ impl SlotState {
         Ok(())
     }
 
+    /// Records an event on a stream, which may never be idle. It is a submission as well.
+    fn mark(&mut self, stream: &Stream) -> Option<Proof> {
+        let stream = stream.handle();
+        if !matches!(stream.is_capturing(), Ok(false)) {
+            return None;
+        }
+        let event = stream.record().ok()?;
+        self.count += 1;
+        Some(Proof::Event(event))
+    }
+
     #[cold]
     fn make_room(
         &mut self,
@@ -361,10 +375,14 @@ impl SlotState {
             self.count = 0;
             self.earlier = None;
         }
-        if self.earlier.is_none() && !matches!(self.proof, Proof::Idle | Proof::Earlier) {
+        if self.earlier.is_none() {
             // A stream that has passed this proof has passed all submissions counted so far.
-            let proof = std::mem::replace(&mut self.proof, Proof::Earlier);
-            self.earlier = Some((proof, self.count));
+            let proof = match self.proof {
+                Proof::Earlier => None,
+                Proof::Idle => self.mark(stream),
+                _ => Some(std::mem::replace(&mut self.proof, Proof::Earlier)),
+            };
+            self.earlier = proof.map(|proof| (proof, self.count));
         }
         if self.count.saturating_add(n) <= limit {
             return Ok(());
