@@ -299,7 +299,7 @@ fn invalid_options_are_errors() {
         "latency -x 0",
         "latency -W 8",
         "latency --op sendrecv",
-        "bandwidth -W 129",
+        "bandwidth -W 1025",
         "bibw -d X",
         "rate -p 0",
         "pingpong_all -n 1",

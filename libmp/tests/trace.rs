@@ -165,7 +165,7 @@ fn each_post_has_its_completion_in_order_of_the_stream() {
 /// A call on a stream shows on the CPU's track and, by the same name, on the stream's.
 #[test]
 fn calls_with_several_peers_and_for_words_are_shown_by_their_names() {
-    const ON: [&str; 9] = [
+    const ON: [&str; 10] = [
         "neighbours_ready_on",
         "neighbours_send_on",
         "neighbours_wait_on",
@@ -175,6 +175,7 @@ fn calls_with_several_peers_and_for_words_are_shown_by_their_names() {
         "wait_value_on",
         "post_all_on",
         "wait_all_on",
+        "post_on",
     ];
     let file = File::new("several");
     let of_rank = file.clone();
@@ -206,10 +207,14 @@ fn calls_with_several_peers_and_for_words_are_shown_by_their_names() {
         let pair = [recv, send];
         ctx.post_all_on(&stream, &pair).unwrap();
         ctx.wait_all_on(&stream, &pair).unwrap();
+        let window = ctx.window(&memory).unwrap();
+        let put = window.prepare_put(other, 48, &at(56)).unwrap();
+        put.post_on(&stream).unwrap();
+        window.fence(other).unwrap();
         ctx.synchronize(&stream, LIMIT).unwrap();
         all.barrier(LIMIT).unwrap();
         ctx.agree(0, LIMIT).unwrap();
-        drop((pair, halo, all));
+        drop((pair, halo, all, put, window));
         ctx.close(LIMIT).unwrap();
         rank.leave();
     });
@@ -220,7 +225,7 @@ fn calls_with_several_peers_and_for_words_are_shown_by_their_names() {
             assert_eq!(timeline.count(false, name), 1, "{name}");
             assert!(timeline.count(true, name) >= 1, "{name}");
         }
-        for name in ["barrier", "agree"] {
+        for name in ["barrier", "agree", "fence"] {
             assert_eq!(timeline.count(false, name), 1, "{name}");
         }
     }

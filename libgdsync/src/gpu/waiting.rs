@@ -346,15 +346,14 @@ impl SlotState {
         Ok(())
     }
 
-    /// Records an event on a stream, which may never be idle. It is a submission as well.
-    fn mark(&mut self, stream: &Stream) -> Option<Proof> {
+    /// Records an event on a stream, which may never be idle. The event is not counted: there is at
+    /// most one, and the driver accepts a few submissions more than the limit.
+    fn mark(stream: &Stream) -> Option<Proof> {
         let stream = stream.handle();
         if !matches!(stream.is_capturing(), Ok(false)) {
             return None;
         }
-        let event = stream.record().ok()?;
-        self.count += 1;
-        Some(Proof::Event(event))
+        stream.record().ok().map(Proof::Event)
     }
 
     #[cold]
@@ -379,7 +378,7 @@ impl SlotState {
             // A stream that has passed this proof has passed all submissions counted so far.
             let proof = match self.proof {
                 Proof::Earlier => None,
-                Proof::Idle => self.mark(stream),
+                Proof::Idle => SlotState::mark(stream),
                 _ => Some(std::mem::replace(&mut self.proof, Proof::Earlier)),
             };
             self.earlier = proof.map(|proof| (proof, self.count));

@@ -184,6 +184,7 @@ impl Request {
     /// [`Context::prepare_send`] for a stream. The request stays prepared then, unless only a part
     /// of it was enqueued. `Invalid` if it was prepared for another stream.
     pub fn post_on(&self, stream: &Stream) -> Result<()> {
+        let _call = self.observe(c"post_on", Some(stream));
         self.engine().post_on(self.key, stream)
     }
 

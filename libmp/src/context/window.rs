@@ -478,6 +478,7 @@ impl Window {
     /// # Errors
     /// As [`put`](Window::put).
     pub fn fence(&self, rank: u32) -> Result<()> {
+        let _call = self.context.observe(c"fence", Some(rank), None);
         let engine = self.context.engine();
         engine.fence(&self.targets, rank, &On::Cpu)
     }
@@ -487,6 +488,7 @@ impl Window {
     /// # Errors
     /// As [`put`](Window::put).
     pub fn fence_on(&self, stream: &Stream, rank: u32) -> Result<()> {
+        let _call = self.context.observe(c"fence_on", Some(rank), Some(stream));
         let engine = self.context.engine();
         engine.fence(&self.targets, rank, &On::Stream(stream, None))
     }
