@@ -4,9 +4,9 @@
 //! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
 //! usual message uses the small size. Both have variants for several messages ([`tasks`]). The third
-//! kernel copies a rank's puts to itself ([`Puts`]), the fourth
-//! gathers and scatters pieces that do not fit a list ([`Pieces`]), the fifth does so for a table of
-//! them ([`Moves`]), the sixth ends a collective call ([`Collect`]).
+//! kernel copies a rank's puts to itself ([`Puts`]), the fourth gathers and scatters pieces that do
+//! not fit a list ([`Pieces`]), the fifth does so for a table of them ([`Moves`]), the sixth ends a
+//! collective call ([`Collect`]).
 
 mod collect;
 mod params;
