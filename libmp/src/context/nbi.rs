@@ -49,13 +49,7 @@ use crate::window::{Access, Op};
 /// ```
 impl Window {
     fn nbi(&self, rank: u32, offset: usize, access: Access<'_>, on: On<'_>) -> Result<()> {
-        let offset = offset as u64;
-        let op = Op {
-            rank,
-            offset,
-            access,
-            on,
-        };
+        let op = Op::new(rank, offset, access, on);
         let engine = self.context.engine();
         let _call = engine.observers.call(op.call(), || op.facts());
         engine.put_nbi(&self.targets, &op)

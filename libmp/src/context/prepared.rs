@@ -49,13 +49,7 @@ use crate::window::{Access, Op};
 /// ```
 impl Window {
     fn prepare(&self, rank: u32, offset: usize, access: Access<'_>) -> Result<Request> {
-        let (offset, on) = (offset as u64, On::Cpu);
-        let op = Op {
-            rank,
-            offset,
-            access,
-            on,
-        };
+        let op = Op::new(rank, offset, access, On::Cpu);
         let engine = self.context.engine();
         let _call = engine.observers.call(c"prepare", || op.facts());
         let key = engine.prepare_transfer(&self.targets, &op)?;

@@ -211,13 +211,7 @@ impl Window {
     }
 
     fn post(&self, rank: u32, offset: usize, access: Access<'_>, on: On<'_>) -> Result<Request> {
-        let offset = offset as u64;
-        let op = Op {
-            rank,
-            offset,
-            access,
-            on,
-        };
+        let op = Op::new(rank, offset, access, on);
         let engine = self.context.engine();
         let _call = engine.observers.call(op.call(), || op.facts());
         let key = engine.transfer(&self.targets, &op)?;

@@ -62,7 +62,17 @@ pub(crate) struct Op<'a> {
     pub on: On<'a>,
 }
 
-impl Op<'_> {
+impl<'a> Op<'a> {
+    /// An operation at byte `offset` of the window of `rank`.
+    pub fn new(rank: u32, offset: usize, access: Access<'a>, on: On<'a>) -> Op<'a> {
+        Op {
+            rank,
+            offset: offset as u64,
+            access,
+            on,
+        }
+    }
+
     fn action(&self) -> Action {
         match &self.access {
             Access::Put { .. } | Access::PutNbi { .. } | Access::Inline { .. } => Action::Put,
