@@ -256,7 +256,7 @@ pub use context::{
 pub use error::{Error, Kind, Result};
 pub use gdsync;
 pub use neighbourhood::Neighbour;
-pub use path::{NicOptions, Path, WordOrder};
+pub use path::{NicOptions, Path, PathChoice, WordOrder};
 pub use region::{Memory, Slice, Strided};
 pub use request::Done;
 pub use stats::{Counts, PeerStats, Stats};

@@ -10,7 +10,7 @@ use gdsync::rdma::{Device, DeviceOptions, Doorbell};
 use super::Context;
 use crate::bootstrap::{self, Bootstrap};
 use crate::error::Result;
-use crate::path::NicOptions;
+use crate::path::{NicOptions, PathChoice};
 use crate::two_sided::config::{Config, Connect, Full, Progress};
 use crate::two_sided::engine::Engine;
 
@@ -69,6 +69,14 @@ impl Builder {
     #[must_use]
     pub fn device(mut self, device: &Device) -> Builder {
         self.device = Some(device.clone());
+        self
+    }
+
+    /// Sets the path of messages to other ranks of this host. Default: `MP_PATH`, else
+    /// [`PathChoice::Auto`]. All ranks must use the same.
+    #[must_use]
+    pub fn path(mut self, choice: PathChoice) -> Builder {
+        self.config.path = Some(choice);
         self
     }
 

@@ -213,7 +213,8 @@ impl Context {
 
     /// The path to `rank`, and the reason for it. `None` if the job does not have this rank.
     pub fn path(&self, rank: u32) -> Option<(Path, &'static str)> {
-        (rank < self.size()).then(|| Path::choose(self.rank(), rank))
+        let paths = &self.engine().paths;
+        (rank < self.size()).then(|| (paths.to(rank), paths.reason(rank)))
     }
 
     /// The NIC of the context.

@@ -354,7 +354,7 @@ impl Engine {
         words: &Memory,
         landing: &Memory,
     ) -> NeighbourRecord {
-        let path = self.paths.to(one.rank);
+        let path = self.paths.one_sided_to(one.rank);
         let block = |keys: &Keys| -> Vec<Record> { vec![keys.record(path)] };
         let (landing, landing_block) = match (staged.landing, one.direct()) {
             (Some(at), _) => (at, block(landing.keys())),
@@ -376,7 +376,7 @@ impl Engine {
     /// The words of a peer, from the record of its first neighbour.
     fn port(&self, one: &Neighbour, record: &NeighbourRecord) -> Result<Port> {
         let words = || -> Result<[Span; WORDS]> {
-            let words = Remote::any(self.paths.to(one.rank), &record.words_block)?;
+            let words = Remote::any(self.paths.one_sided_to(one.rank), &record.words_block)?;
             let word = |i: usize| words.span(record.words as usize + i * WORD, WORD);
             Ok([word(0)?, word(1)?, word(2)?, word(3)?])
         };
@@ -401,7 +401,7 @@ impl Engine {
             return Ok(None);
         }
         let places = || -> Result<[Span; 2]> {
-            let landing = Remote::any(self.paths.to(one.rank), &record.landing_block)?;
+            let landing = Remote::any(self.paths.one_sided_to(one.rank), &record.landing_block)?;
             let place = |at: u64| landing.span(at as usize, len);
             Ok([place(record.landing[0])?, place(record.landing[1])?])
         };

@@ -1,6 +1,6 @@
 //! [`Batch`]: puts that are prepared together on a lane, all or none, and posted in order.
 
-use super::{Atomic, Lane, Piece, Span, foreign, local, nic};
+use super::{Atomic, Lane, Piece, Span, copy, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 
@@ -10,21 +10,26 @@ const PREPARE: &str = "prepare request";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Put {
     Nic(nic::Put),
-    Local(local::Put),
+    Copy(copy::Put),
 }
 
 impl Put {
+    /// Whether it is a copy.
+    pub fn is_copy(&self) -> bool {
+        matches!(self, Put::Copy(_))
+    }
+
     pub(super) fn nic(&self) -> Option<nic::Put> {
         match self {
             Put::Nic(put) => Some(*put),
-            Put::Local(_) => None,
+            Put::Copy(_) => None,
         }
     }
 
-    pub(super) fn local(&self) -> Option<local::Put> {
+    pub(super) fn copy(&self) -> Option<copy::Put> {
         match self {
             Put::Nic(_) => None,
-            Put::Local(put) => Some(*put),
+            Put::Copy(put) => Some(*put),
         }
     }
 }
@@ -83,12 +88,9 @@ impl<'q, const N: usize> Batch<'q, N> {
         pieces: impl ExactSizeIterator<Item = Piece<'a>>,
         to: Span,
     ) -> Result<Put> {
-        let made = match (&mut *self.lane, to) {
-            (Lane::Nic(lane), Span::Nic(to)) => lane.put(pieces.map(Piece::nic), to).map(Put::Nic),
-            (Lane::Local(lane), Span::Local(to)) => {
-                lane.put(pieces.map(Piece::local), to).map(Put::Local)
-            }
-            _ => Err(foreign(PREPARE)),
+        let made = match to {
+            Span::Nic(to) => on_nic(self.lane, |lane| lane.put(pieces.map(Piece::nic), to)),
+            Span::Copy(to) => by_copy(self.lane, |lane| lane.put(pieces.map(Piece::copy), to)),
         };
         self.keep(made)
     }
@@ -96,12 +98,9 @@ impl<'q, const N: usize> Batch<'q, N> {
     /// Prepares a put of one piece, whose completion can be waited for.
     #[inline]
     pub fn put_signaled(&mut self, piece: Piece<'_>, to: Span) -> Result<Put> {
-        let made = match (&mut *self.lane, to) {
-            (Lane::Nic(lane), Span::Nic(to)) => lane.put_signaled(piece.nic(), to).map(Put::Nic),
-            (Lane::Local(lane), Span::Local(to)) => {
-                lane.put([piece.local()].into_iter(), to).map(Put::Local)
-            }
-            _ => Err(foreign(PREPARE)),
+        let made = match to {
+            Span::Nic(to) => on_nic(self.lane, |lane| lane.put_signaled(piece.nic(), to)),
+            Span::Copy(to) => by_copy(self.lane, |lane| lane.put([piece.copy()].into_iter(), to)),
         };
         self.keep(made)
     }
@@ -110,12 +109,11 @@ impl<'q, const N: usize> Batch<'q, N> {
     /// lane. Its completion can be waited for.
     #[inline]
     pub fn get(&mut self, into: Piece<'_>, from: Span) -> Result<Put> {
-        let made = match (&mut *self.lane, from) {
-            (Lane::Nic(lane), Span::Nic(from)) => lane.get(into.nic(), from).map(Put::Nic),
-            (Lane::Local(lane), Span::Local(from)) => {
-                lane.get(into.local_span(), into.len, from).map(Put::Local)
+        let made = match from {
+            Span::Nic(from) => on_nic(self.lane, |lane| lane.get(into.nic(), from)),
+            Span::Copy(from) => {
+                by_copy(self.lane, |lane| lane.get(into.copy_span(), into.len, from))
             }
-            _ => Err(foreign(PREPARE)),
         };
         self.keep(made)
     }
@@ -127,17 +125,14 @@ impl<'q, const N: usize> Batch<'q, N> {
     /// with it.
     #[inline]
     pub fn atomic(&mut self, old: Piece<'_>, word: Span, atomic: Atomic) -> Result<Put> {
-        let made = match (&mut *self.lane, word) {
-            (Lane::Nic(lane), Span::Nic(word)) => {
-                lane.atomic(old.nic(), word, atomic).map(Put::Nic)
-            }
-            (Lane::Local(_), Span::Local(_)) => {
+        let made = match word {
+            Span::Nic(word) => on_nic(self.lane, |lane| lane.atomic(old.nic(), word, atomic)),
+            Span::Copy(_) => {
                 let what = "the word is in memory of this rank itself, where NICs execute the \
                             atomics of other ranks, and neither the CPU nor a kernel is atomic \
                             with them; use a word of another rank";
                 Err(Error::new(PREPARE, Kind::Unsupported, what))
             }
-            _ => Err(foreign(PREPARE)),
         };
         self.keep(made)
     }
@@ -146,7 +141,7 @@ impl<'q, const N: usize> Batch<'q, N> {
     /// `to`: memory of the peer, at least one word.
     pub fn fence(&mut self, to: Span) -> Result<()> {
         self.look(to)?;
-        if let (Lane::Nic(lane), Span::Nic(to)) = (&mut *self.lane, to)
+        if let (Some(lane), Span::Nic(to)) = (&mut self.lane.nic, to)
             && let Some(made) = lane.fence(to)
         {
             self.keep(made.map(Put::Nic))?;
@@ -157,12 +152,9 @@ impl<'q, const N: usize> Batch<'q, N> {
     /// Prepares a put of 64-bit words in memory, each written atomically.
     #[inline]
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
-        let made = match (&mut *self.lane, to) {
-            (Lane::Nic(lane), Span::Nic(to)) => lane.put_words(words.nic(), to).map(Put::Nic),
-            (Lane::Local(lane), Span::Local(to)) => {
-                lane.put_words(words.local(), to).map(Put::Local)
-            }
-            _ => Err(foreign(PREPARE)),
+        let made = match to {
+            Span::Nic(to) => on_nic(self.lane, |lane| lane.put_words(words.nic(), to)),
+            Span::Copy(to) => by_copy(self.lane, |lane| lane.put_words(words.copy(), to)),
         };
         self.keep(made)
     }
@@ -170,10 +162,9 @@ impl<'q, const N: usize> Batch<'q, N> {
     /// Prepares a put of a few bytes, which are copied now (inline).
     #[inline]
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
-        let made = match (&mut *self.lane, to) {
-            (Lane::Nic(lane), Span::Nic(to)) => lane.put_bytes(bytes, to).map(Put::Nic),
-            (Lane::Local(lane), Span::Local(to)) => lane.put_bytes(bytes, to).map(Put::Local),
-            _ => Err(foreign(PREPARE)),
+        let made = match to {
+            Span::Nic(to) => on_nic(self.lane, |lane| lane.put_bytes(bytes, to)),
+            Span::Copy(to) => by_copy(self.lane, |lane| lane.put_bytes(bytes, to)),
         };
         self.keep(made)
     }
@@ -182,12 +173,9 @@ impl<'q, const N: usize> Batch<'q, N> {
     /// completion can be waited for.
     #[inline]
     pub fn put_word(&mut self, word: u64, to: Span) -> Result<Put> {
-        let made = match (&mut *self.lane, to) {
-            (Lane::Nic(lane), Span::Nic(to)) => lane.put_word(word, to).map(Put::Nic),
-            (Lane::Local(lane), Span::Local(to)) => {
-                lane.announce(&word.to_le_bytes(), to).map(Put::Local)
-            }
-            _ => Err(foreign(PREPARE)),
+        let made = match to {
+            Span::Nic(to) => on_nic(self.lane, |lane| lane.put_word(word, to)),
+            Span::Copy(to) => by_copy(self.lane, |lane| lane.announce(&word.to_le_bytes(), to)),
         };
         self.keep(made)
     }
@@ -197,10 +185,9 @@ impl<'q, const N: usize> Batch<'q, N> {
     #[inline]
     pub fn announce(&mut self, words: &[u8], to: Span) -> Result<Put> {
         self.look(to)?;
-        let made = match (&mut *self.lane, to) {
-            (Lane::Nic(lane), Span::Nic(to)) => lane.announce(words, to).map(Put::Nic),
-            (Lane::Local(lane), Span::Local(to)) => lane.announce(words, to).map(Put::Local),
-            _ => Err(foreign(PREPARE)),
+        let made = match to {
+            Span::Nic(to) => on_nic(self.lane, |lane| lane.announce(words, to)),
+            Span::Copy(to) => by_copy(self.lane, |lane| lane.announce(words, to)),
         };
         self.keep(made)
     }
@@ -208,12 +195,9 @@ impl<'q, const N: usize> Batch<'q, N> {
     /// As [`Batch::announce`], for words that are read when the put is executed.
     pub fn announce_from(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         self.look(to)?;
-        let made = match (&mut *self.lane, to) {
-            (Lane::Nic(lane), Span::Nic(to)) => lane.announce_from(words.nic(), to).map(Put::Nic),
-            (Lane::Local(lane), Span::Local(to)) => {
-                lane.put_words(words.local(), to).map(Put::Local)
-            }
-            _ => Err(foreign(PREPARE)),
+        let made = match to {
+            Span::Nic(to) => on_nic(self.lane, |lane| lane.announce_from(words.nic(), to)),
+            Span::Copy(to) => by_copy(self.lane, |lane| lane.put_words(words.copy(), to)),
         };
         self.keep(made)
     }
@@ -221,7 +205,7 @@ impl<'q, const N: usize> Batch<'q, N> {
     /// Prepares the READ that a NIC may need before words.
     #[inline]
     fn look(&mut self, to: Span) -> Result<()> {
-        if let (Lane::Nic(lane), Span::Nic(to)) = (&mut *self.lane, to)
+        if let (Some(lane), Span::Nic(to)) = (&mut self.lane.nic, to)
             && let Some(made) = lane.look(to)
         {
             self.keep(made.map(Put::Nic))?;
@@ -267,4 +251,17 @@ impl<'q, const N: usize> Batch<'q, N> {
     pub fn lane(&mut self) -> &mut Lane {
         self.lane
     }
+}
+
+#[inline]
+fn on_nic(lane: &mut Lane, make: impl FnOnce(&mut nic::Lane) -> Result<nic::Put>) -> Result<Put> {
+    lane.nic(PREPARE).and_then(make).map(Put::Nic)
+}
+
+#[inline]
+fn by_copy(
+    lane: &mut Lane,
+    make: impl FnOnce(&mut copy::Lane) -> Result<copy::Put>,
+) -> Result<Put> {
+    lane.copy(PREPARE).and_then(make).map(Put::Copy)
 }

@@ -1,30 +1,41 @@
-//! [`Lane`]: an ordered queue of puts to a peer, on the path to the peer: a queue pair of the NIC,
-//! or the queue of a rank to itself. It posts, polls, fails and aborts puts; `batch` prepares them.
+//! [`Lane`]: an ordered queue of puts to a peer, with an end on each path that reaches the peer: a
+//! queue pair of the NIC, a queue of copies, or both. It posts, polls, fails and aborts puts;
+//! `batch` prepares them.
 
 use gdsync::gpu::Word64;
 use gdsync::rdma::{Descriptor, Qp};
 use gdsync::{Status, Stream};
 
-use super::{Put, foreign, local, nic};
+use super::{Path, Put, copy, foreign, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Stamp};
 
-/// A lane to a peer, on its path.
-pub(crate) enum Lane {
-    Nic(nic::Lane),
-    Local(Box<local::Lane>),
+/// A lane to a peer. Puts by the NIC and by copies have no order among each other.
+pub(crate) struct Lane {
+    pub(super) nic: Option<nic::Lane>,
+    pub(super) copy: Option<Box<copy::Lane>>,
 }
 
 impl Lane {
+    #[inline]
+    pub(super) fn nic(&mut self, operation: &'static str) -> Result<&mut nic::Lane> {
+        self.nic.as_mut().ok_or_else(|| foreign(operation))
+    }
+
+    #[inline]
+    pub(super) fn copy(&mut self, operation: &'static str) -> Result<&mut copy::Lane> {
+        self.copy.as_deref_mut().ok_or_else(|| foreign(operation))
+    }
+
     /// The status of a put; `None`: it is in flight.
     ///
     /// # Errors
     /// The put is so old that the lane has no state for it.
     pub fn poll(&mut self, put: Put) -> Result<Option<Status>> {
-        match (self, put) {
-            (Lane::Nic(lane), Put::Nic(put)) => lane.poll(put),
-            (Lane::Local(lane), Put::Local(put)) => lane.poll(put),
-            _ => Err(foreign("test request")),
+        const OPERATION: &str = "test request";
+        match put {
+            Put::Nic(put) => self.nic(OPERATION)?.poll(put),
+            Put::Copy(put) => self.copy(OPERATION)?.poll(put),
         }
     }
 
@@ -35,123 +46,117 @@ impl Lane {
 
     /// Aborts a put that was prepared and not posted; the newest must be aborted first.
     pub fn abort(&mut self, put: Put) -> Result<()> {
-        match (self, put) {
-            (Lane::Nic(lane), Put::Nic(put)) => lane.abort(put),
-            (Lane::Local(lane), Put::Local(put)) => lane.abort(put),
-            _ => Err(foreign("cancel request")),
+        const OPERATION: &str = "cancel request";
+        match put {
+            Put::Nic(put) => self.nic(OPERATION)?.abort(put),
+            Put::Copy(put) => self.copy(OPERATION)?.abort(put),
         }
     }
 
     /// Makes `stream` wait until a put is done; `flush`: what the NIC has written to GPU memory for
     /// it is visible then.
     pub fn wait_on(&mut self, stream: &Stream, put: Put, flush: bool) -> Result<()> {
-        match (self, put) {
-            (Lane::Nic(lane), Put::Nic(put)) => lane.wait_on(stream, put, flush),
-            (Lane::Local(lane), Put::Local(put)) => lane.wait_on(stream, put),
-            _ => Err(foreign("wait on stream")),
+        const OPERATION: &str = "wait on stream";
+        match put {
+            Put::Nic(put) => self.nic(OPERATION)?.wait_on(stream, put, flush),
+            Put::Copy(put) => self.copy(OPERATION)?.wait_on(stream, put),
         }
     }
 
     /// The word and the value for which a stream waits until a put is done, for a put that a list
     /// over several lanes cannot wait for; `None`: it can, or the put is done.
     pub fn done_word(&self, put: Put) -> Option<(&Word64, u64)> {
-        match (self, put) {
-            (Lane::Local(lane), Put::Local(put)) => lane.done_word(put),
-            _ => None,
-        }
+        self.copy.as_ref()?.done_word(put.copy()?)
     }
 
-    /// Whether lists over several lanes name this one.
-    pub fn is_listed(&self) -> bool {
-        matches!(self, Lane::Nic(_))
-    }
-
-    /// Whether a kernel may poll words that arrive through this lane.
-    pub fn may_spin(&self) -> bool {
-        match self {
-            Lane::Nic(lane) => lane.may_spin(),
-            // The word would be stored by another kernel of the same GPU.
-            Lane::Local(_) => false,
-        }
+    /// Whether a kernel may poll words that arrive through this lane by `path`.
+    pub fn may_spin(&self, path: Path) -> bool {
+        // The word of a copy may be stored by another kernel of the same GPU.
+        path == Path::Nic && self.nic.as_ref().is_some_and(nic::Lane::may_spin)
     }
 
     /// Whether nothing that was posted is in flight, on the NIC or a stream.
     pub fn is_quiet(&mut self) -> bool {
-        match self {
-            Lane::Nic(lane) => lane.is_quiet(),
-            Lane::Local(lane) => lane.is_quiet(),
-        }
+        self.nic.as_mut().is_none_or(nic::Lane::is_quiet)
+            && self.copy.as_ref().is_none_or(|lane| lane.is_quiet())
     }
 
-    /// Number of submissions of a stream for a late message of `puts` puts, its kernel included.
-    pub fn submissions(&self, puts: usize) -> u32 {
-        match self {
-            Lane::Nic(_) => nic::Lane::SUBMISSIONS,
-            Lane::Local(_) => local::Lane::submissions(puts),
+    /// Number of submissions of a stream for a late message of `puts` puts by `path`, its kernel
+    /// included.
+    pub fn submissions(path: Path, puts: usize) -> u32 {
+        match path {
+            Path::Nic => nic::Lane::SUBMISSIONS,
+            Path::Local | Path::Ipc => copy::Lane::submissions(puts),
         }
     }
 
     /// Whether puts reach the peer.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        match self {
-            Lane::Nic(lane) => lane.is_open(),
-            Lane::Local(_) => true,
-        }
+        self.nic.as_ref().is_none_or(nic::Lane::is_open)
     }
 
     /// The status with which the lane failed, if it did.
     pub fn error(&mut self) -> Option<Status> {
-        match self {
-            Lane::Nic(lane) => lane.error(),
-            Lane::Local(lane) => lane.error(),
-        }
+        let nic = self.nic.as_mut().and_then(nic::Lane::error);
+        nic.or_else(|| self.copy.as_ref().and_then(|lane| lane.error()))
     }
 
     /// Fails the lane: the peer's operations cannot reach this side any more.
     pub(super) fn fail(&mut self, status: Status) {
-        match self {
-            Lane::Nic(lane) => lane.fail(status),
-            Lane::Local(lane) => lane.fail(status),
+        if let Some(lane) = &mut self.nic {
+            lane.fail(status);
+        }
+        if let Some(lane) = &mut self.copy {
+            lane.fail(status);
         }
     }
 
     /// Posts the puts of a batch from the CPU.
     #[inline]
     pub fn post(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
+        const OPERATION: &str = "post request";
+        let mut copies = false;
         for put in puts {
-            match (&mut *self, put) {
-                (Lane::Nic(lane), Put::Nic(put)) => lane.post(put)?,
-                (Lane::Local(lane), Put::Local(put)) => lane.post(put)?,
-                _ => return Err(foreign("post request")),
+            match put {
+                Put::Nic(put) => self.nic(OPERATION)?.post(put)?,
+                Put::Copy(put) => {
+                    self.copy(OPERATION)?.post(put)?;
+                    copies = true;
+                }
             }
         }
-        if let Lane::Local(lane) = self {
-            lane.go_on(local::AT_ONCE);
+        if let Some(lane) = self.copy.as_mut().filter(|_| copies) {
+            lane.go_on(copy::AT_ONCE);
         }
         Ok(())
     }
 
-    /// Enqueues a list; `items` describe its descriptors to a local lane.
+    /// Enqueues a list; `items` describe its descriptors to a lane of copies.
     #[inline]
     pub(super) fn post_on(
         &mut self,
         stream: &Stream,
         list: &[Descriptor<'_>],
-        items: &[local::Item],
+        items: &[copy::Item],
     ) -> Result<()> {
-        match self {
-            Lane::Nic(lane) => lane.post_on(stream, list),
-            Lane::Local(lane) => lane.post_on(stream, list, items),
+        let copies = items.iter().any(copy::Item::is_put);
+        match &mut self.nic {
+            Some(lane) if !copies => lane.post_on(stream, list),
+            // In the list of another path, the place of a copy has only a flush.
+            _ => self.copy("post list")?.post_on(stream, list, items),
         }
     }
 
-    /// The queue pair of a lane through the NIC.
+    /// The queue pair of the lane.
     pub(super) fn queue(&mut self) -> Option<&mut Qp> {
-        match self {
-            Lane::Nic(lane) => Some(lane.queue()),
-            Lane::Local(_) => None,
-        }
+        self.nic.as_mut().map(nic::Lane::queue)
+    }
+
+    /// Executes the CPU's copies, for one round. Returns `true` if there were any.
+    pub(super) fn go_on(&mut self) -> bool {
+        let lane = self.copy.as_mut();
+        lane.is_some_and(|lane| lane.go_on(copy::ROUND))
     }
 
     /// Writes into `params` the addresses of the work-request fields of a message that a kernel
@@ -164,19 +169,21 @@ impl Lane {
         late: [bool; 2],
         params: &mut Stamp<MOST_CHUNKS>,
     ) -> Result<Put> {
-        match self {
-            Lane::Nic(lane) => {
+        let last = puts.last().copied().ok_or_else(|| {
+            let what = "the message has no puts";
+            Error::new("post request", Kind::Invalid, what)
+        })?;
+        match (last, &self.nic, &self.copy) {
+            (Put::Nic(_), Some(lane), _) => {
                 let puts = puts.iter().filter_map(Put::nic);
                 lane.patch(puts, large, late, params)?;
             }
-            Lane::Local(lane) => {
-                let puts = puts.iter().filter_map(Put::local);
+            (Put::Copy(_), _, Some(lane)) => {
+                let puts = puts.iter().filter_map(Put::copy);
                 lane.patch(puts, large, late, params);
             }
+            _ => return Err(foreign("post request")),
         }
-        puts.last().copied().ok_or_else(|| {
-            let what = "the message has no puts";
-            Error::new("post request", Kind::Invalid, what)
-        })
+        Ok(last)
     }
 }

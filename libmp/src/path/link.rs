@@ -1,13 +1,13 @@
 //! Links: the lanes to one peer, and how they open.
 //!
 //! The CPU posts on lane 0. Each stream that sends or receives has another lane, so a waiting
-//! stream does not block other streams. Lanes open on first use. On the NIC path each side sends
-//! the other its end; either side may start. The lanes of a rank to itself have one side.
+//! stream does not block other streams. Lanes open on first use. Each side sends the other its
+//! end, if the lane has a queue pair; either side may start. Copies have one side.
 
 use gdsync::Status;
 use gdsync::rdma::Doorbell;
 
-use super::{Lane, Path, Paths, WordOrder, local, nic};
+use super::{Lane, Path, Paths, Shared, WordOrder, copy, nic};
 use crate::error::{Error, Kind, Result};
 use crate::wire::record::Record;
 
@@ -23,6 +23,8 @@ pub(crate) struct Link {
     lanes: [Option<Lane>; LANES],
     /// How the NIC path orders words after their payload.
     word_ordering: nic::WordOrdering,
+    /// The memory that the two ranks have mapped for each other.
+    pub shared: Shared,
 }
 
 impl Link {
@@ -31,12 +33,20 @@ impl Link {
             peer,
             lanes: Default::default(),
             word_ordering: nic::WordOrdering::default(),
+            shared: Shared::default(),
         }
     }
 
     #[inline]
     pub fn lane(&mut self, lane: u8) -> Option<&mut Lane> {
         self.lanes.get_mut(usize::from(lane))?.as_mut()
+    }
+
+    /// A lane, and the memory that the two ranks share.
+    #[inline]
+    pub fn lane_and_shared(&mut self, lane: u8) -> Option<(&mut Lane, &Shared)> {
+        let lane = self.lanes.get_mut(usize::from(lane))?.as_mut()?;
+        Some((lane, &self.shared))
     }
 
     /// The lanes with a bit in `mask` that exist.
@@ -65,14 +75,19 @@ impl Link {
         if self.lanes[at].is_some() {
             return Ok(None);
         }
-        let (lane, end) = match paths.to(self.peer) {
-            Path::Nic => {
-                let (lane, end) = nic::Lane::make(&paths.nic, &self.word_ordering, at, doorbell)?;
-                (Lane::Nic(lane), Some(end))
-            }
-            Path::Local => (Lane::Local(Box::new(local::Lane::new(&paths.local)?)), None),
+        let path = paths.to(self.peer);
+        let copy = match path {
+            Path::Nic => None,
+            Path::Local | Path::Ipc => Some(Box::new(copy::Lane::new(&paths.copier)?)),
         };
-        self.lanes[at] = Some(lane);
+        let (nic, end) = match path {
+            Path::Local => (None, None),
+            Path::Nic | Path::Ipc => {
+                let made = nic::Lane::make(&paths.nic, &self.word_ordering, at, doorbell)?;
+                (Some(made.0), Some(made.1))
+            }
+        };
+        self.lanes[at] = Some(Lane { nic, copy });
         Ok(end)
     }
 
@@ -82,16 +97,17 @@ impl Link {
             peer,
             lanes,
             word_ordering,
+            ..
         } = self;
-        match known(lanes, *peer, lane)? {
-            Lane::Nic(lane) => lane.connect(&paths.nic, word_ordering, *peer, ends),
-            Lane::Local(_) => Ok(()),
+        match &mut known(lanes, *peer, lane)?.nic {
+            Some(lane) => lane.connect(&paths.nic, word_ordering, *peer, ends),
+            None => Ok(()),
         }
     }
 
     /// Opens a lane: the peer has connected its end, as this side had before.
     pub fn connected(&mut self, lane: u8) -> Result<()> {
-        if let Lane::Nic(lane) = known(&mut self.lanes, self.peer, lane)? {
+        if let Some(lane) = &mut known(&mut self.lanes, self.peer, lane)?.nic {
             lane.connected();
         }
         Ok(())
@@ -109,15 +125,10 @@ impl Link {
         lanes.any(|lane| !lane.is_open())
     }
 
-    /// Executes the CPU's puts to this rank itself. Returns `true` if there were puts.
+    /// Executes the CPU's copies to the peer, for one round. Returns `true` if there were any.
     pub fn go_on(&mut self) -> bool {
-        let mut any = false;
-        for lane in self.lanes.iter_mut().flatten() {
-            if let Lane::Local(lane) = lane {
-                any |= lane.go_on(local::ROUND);
-            }
-        }
-        any
+        let lanes = self.lanes.iter_mut().flatten();
+        lanes.fold(false, |any, lane| lane.go_on() | any)
     }
 
     /// Number of lanes with operations in flight, on the NIC or a stream.

@@ -5,15 +5,15 @@ use gdsync::Stream;
 use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor};
 
-use super::{Lane, Put, Word, foreign, local};
+use super::{Lane, Put, Word, copy, foreign};
 use crate::error::Result;
 use crate::wire::word;
 
 /// At most `N` operations, stored on the CPU's stack.
 pub(crate) struct List<'a, const N: usize> {
     items: [Descriptor<'a>; N],
-    /// What a local lane needs for each operation.
-    local: [local::Item; N],
+    /// What a lane of copies needs for each operation.
+    copies: [copy::Item; N],
     len: usize,
 }
 
@@ -21,7 +21,7 @@ impl<'a, const N: usize> List<'a, N> {
     pub fn new() -> List<'a, N> {
         List {
             items: [Descriptor::Flush; N],
-            local: [local::Item::Other; N],
+            copies: [copy::Item::Other; N],
             len: 0,
         }
     }
@@ -37,8 +37,8 @@ impl<'a, const N: usize> List<'a, N> {
         for put in puts {
             match put {
                 Put::Nic(put) => self.push(Descriptor::Send(put.into())),
-                Put::Local(put) => {
-                    self.local[self.len] = local::Item::Put(put);
+                Put::Copy(put) => {
+                    self.copies[self.len] = copy::Item::Put(put);
                     self.len += 1;
                 }
             }
@@ -48,13 +48,13 @@ impl<'a, const N: usize> List<'a, N> {
     /// Appends a wait until `word` has reached `value`; `flush`: NIC writes to the GPU are visible
     /// after it.
     pub fn wait(&mut self, word: &'a Word64, value: u64, flush: bool) {
-        self.local[self.len] = local::Item::Wait;
+        self.copies[self.len] = copy::Item::Wait;
         self.push(Descriptor::wait_value(word, Condition::Geq, value).flush(flush));
     }
 
     /// Appends a wait until `word` satisfies `condition` with `value`.
     pub fn wait_until(&mut self, word: &'a Word, condition: Condition, value: u64, flush: bool) {
-        self.local[self.len] = local::Item::Wait;
+        self.copies[self.len] = copy::Item::Wait;
         let wait = match word {
             Word::Narrow(word) => Descriptor::wait_value(word, condition, value as u32),
             Word::Wide(word) => Descriptor::wait_value(word, condition, value),
@@ -101,16 +101,15 @@ impl<'a, const N: usize> List<'a, N> {
     /// Enqueues all operations, in one submission.
     pub fn post(&self, stream: &Stream, lane: Option<&mut Lane>) -> Result<()> {
         let items = &self.items[..self.len];
-        let local = self.local[..self.len].iter().any(local::Item::is_put);
+        let copies = &self.copies[..self.len];
         if items.is_empty() {
             return Ok(());
         }
         // A stream that waits and is full would block the caller, which holds the engine's lock.
         stream.check_room(1)?;
         match lane {
-            // In the list of another path, the place of a local put has only a flush.
-            None | Some(Lane::Nic(_)) if local => Err(foreign("post list")),
-            Some(lane) => lane.post_on(stream, items, &self.local[..self.len]),
+            Some(lane) => lane.post_on(stream, items, copies),
+            None if copies.iter().any(copy::Item::is_put) => Err(foreign("post list")),
             None => Ok(rdma::post_on(stream, &mut [], items)?),
         }
     }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use gdsync::gpu::Region;
 
-use super::{Path, local, nic};
+use super::{Path, Shared, copy, nic};
 use crate::error::{Error, Kind, Result};
-use crate::wire::record::{LOCAL, NIC, Place, Record};
+use crate::wire::record::{IPC, LOCAL, NIC, Place, Record};
 
 /// The keys of this rank's memory. The NIC's keys are made with the memory, because the NIC reaches
 /// nearly every peer; the key for this rank itself is made on first use. Clones refer to the same
@@ -15,13 +15,13 @@ use crate::wire::record::{LOCAL, NIC, Place, Record};
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     nic: nic::Keys,
-    local: local::Keys,
+    copy: copy::Keys,
 }
 
 impl Keys {
-    pub(super) fn new(nic: nic::Keys, local: &local::Local) -> Keys {
-        let local = local.keys();
-        Keys { nic, local }
+    pub(super) fn new(nic: nic::Keys, copier: &copy::Copier) -> Keys {
+        let copy = copier.keys();
+        Keys { nic, copy }
     }
 
     pub(super) fn nic(&self) -> &nic::Keys {
@@ -37,15 +37,27 @@ impl Keys {
     pub fn record(&self, path: Path) -> Record {
         match path {
             Path::Nic => Record::new(NIC, &self.nic.to_bytes()),
-            Path::Local => Record::new(LOCAL, &self.local.to_bytes(self.region())),
+            Path::Local => Record::new(LOCAL, &self.copy.to_bytes(self.region())),
+            Path::Ipc => Record::new(IPC, &self.copy.to_bytes(self.region())),
         }
     }
 
-    /// The place that a receive at `addr` writes to its sender.
-    pub fn place(&self, path: Path, addr: u64) -> Result<Place> {
+    /// Whether other ranks of this host can map the memory, and keep it mapped when it is released.
+    pub fn can_share(&self) -> bool {
+        self.copy.can_share(self.region())
+    }
+
+    /// The key of copies, which peers of this host know the memory by.
+    pub fn copy_key(&self) -> u32 {
+        self.copy.key(self.region())
+    }
+
+    /// The place that a receive at `addr` writes to its sender, which has mapped `shared`.
+    pub fn place(&self, path: Path, addr: u64, shared: &Shared) -> Result<Place> {
         let keys = match path {
             Path::Nic => self.nic.rkeys(),
-            Path::Local => self.local.rkeys(self.region()),
+            Path::Local => self.copy.rkeys(self.region()),
+            Path::Ipc => return shared.place(self.copy_key(), addr - self.region().addr().0),
         };
         match keys[0] {
             Some(_) => Ok(Place { addr, keys }),
@@ -68,10 +80,10 @@ impl Keys {
 
     /// Returns the buffer that the memory was made from; see [`gdsync::rdma::Mr::into_vec`].
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Keys, Error)> {
-        let Keys { nic, local } = self;
-        local.forget();
+        let Keys { nic, copy } = self;
+        copy.forget();
         let taken = nic.into_vec(limit);
-        taken.map_err(|(nic, e)| (Keys { nic, local }, e))
+        taken.map_err(|(nic, e)| (Keys { nic, copy }, e))
     }
 
     /// The local key, which identifies the registration.
@@ -95,15 +107,15 @@ impl<'a> Piece<'a> {
         self.keys.nic.piece(self.offset, self.len)
     }
 
-    /// The piece as the destination of a get from this rank itself.
+    /// The piece as the destination of a get by a copy.
     #[inline]
-    pub(super) fn local_span(self) -> local::Span {
-        self.keys.local.span(self.keys.region(), self.offset)
+    pub(super) fn copy_span(self) -> copy::Span {
+        self.keys.copy.span(self.keys.region(), self.offset)
     }
 
     #[inline]
-    pub(super) fn local(self) -> local::Piece<'a> {
-        local::Piece {
+    pub(super) fn copy(self) -> copy::Piece<'a> {
+        copy::Piece {
             region: self.keys.region(),
             offset: self.offset,
             len: self.len,
@@ -115,7 +127,7 @@ impl<'a> Piece<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remote {
     Nic(nic::Remote),
-    Local(local::Remote),
+    Copy(copy::Remote),
 }
 
 impl Remote {
@@ -141,7 +153,8 @@ impl Remote {
     pub fn any(path: Path, records: &[Record]) -> Result<Remote> {
         Ok(match path {
             Path::Nic => Remote::Nic(nic::Remote::read(Record::find(records, NIC)?)?),
-            Path::Local => Remote::Local(local::Remote::read(Record::find(records, LOCAL)?)?),
+            Path::Local => Remote::Copy(copy::Remote::read(Record::find(records, LOCAL)?)?),
+            Path::Ipc => Remote::Copy(copy::Remote::read(Record::find(records, IPC)?)?),
         })
     }
 
@@ -149,7 +162,7 @@ impl Remote {
     pub fn addr(&self) -> u64 {
         match self {
             Remote::Nic(remote) => remote.addr(),
-            Remote::Local(remote) => remote.addr(),
+            Remote::Copy(remote) => remote.addr(),
         }
     }
 
@@ -157,7 +170,7 @@ impl Remote {
     pub fn len(&self) -> u64 {
         match self {
             Remote::Nic(remote) => remote.len(),
-            Remote::Local(remote) => remote.len(),
+            Remote::Copy(remote) => remote.len(),
         }
     }
 
@@ -166,7 +179,7 @@ impl Remote {
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         Ok(match self {
             Remote::Nic(remote) => Span::Nic(remote.span(offset, len)?),
-            Remote::Local(remote) => Span::Local(remote.span(offset, len)?),
+            Remote::Copy(remote) => Span::Copy(remote.span(offset, len)?),
         })
     }
 }
@@ -175,7 +188,7 @@ impl Remote {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Span {
     Nic(nic::Span),
-    Local(local::Span),
+    Copy(copy::Span),
 }
 
 impl Span {
@@ -183,7 +196,7 @@ impl Span {
     pub fn of(path: Path, place: &Place) -> Result<Span> {
         Ok(match path {
             Path::Nic => Span::Nic(nic::Span::of(place)?),
-            Path::Local => Span::Local(local::Span::of(place)?),
+            Path::Local | Path::Ipc => Span::Copy(copy::Span::of(place)?),
         })
     }
 
@@ -191,7 +204,7 @@ impl Span {
     pub fn behind(self, bytes: u64) -> Span {
         match self {
             Span::Nic(span) => Span::Nic(span.behind(bytes)),
-            Span::Local(span) => Span::Local(span.behind(bytes)),
+            Span::Copy(span) => Span::Copy(span.behind(bytes)),
         }
     }
 }

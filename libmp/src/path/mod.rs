@@ -5,19 +5,22 @@
 //! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). Windows also
 //! need a get ([`Batch::get`]), atomics ([`Batch::atomic`]) and an order of puts
 //! ([`Batch::fence`]). [`Lists`] posts on the lanes of several peers at once. The modules above use
-//! nothing else: only `nic` uses queue pairs, work requests and keys, and only `local` uses WQEs in
+//! nothing else: only `nic` uses queue pairs, work requests and keys, and only `copy` uses WQEs in
 //! memory.
 //!
-//! Each path is a folder with types of the same names; the types of this module are enums over the
-//! paths. A new path is a folder beside these, a variant of [`Path`], and a kind of
+//! `nic` and `copy` have types of the same names; the types of this module are enums over them. The
+//! paths of a rank to itself and to ranks of its host are both copies: `ipc` maps the memory of
+//! other ranks. A new path is a variant of [`Path`] and a kind of
 //! [`wire::record::Record`](crate::wire::record::Record), by which ranks name their ends and their
-//! memory.
+//! memory; if it neither uses a queue pair nor copies, it is a folder beside these.
 
 mod batch;
+mod choice;
+mod copy;
+mod ipc;
 mod lane;
 mod link;
 mod list;
-mod local;
 mod memory;
 mod nic;
 mod order;
@@ -25,6 +28,7 @@ mod several;
 mod word;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gdsync::gpu::{MemoryKind, Region, Word32};
@@ -35,6 +39,8 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
 
 pub(crate) use batch::{Batch, Put};
+pub use choice::PathChoice;
+pub(crate) use ipc::{Named, Shared, export, keys_in, refused};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};
 pub(crate) use list::List;
@@ -60,37 +66,30 @@ pub enum Path {
     Nic,
     /// Copies within the memory of this rank's GPU and host: to the rank itself.
     Local,
-}
-
-impl Path {
-    /// The path from `me` to `peer`, and the reason for it.
-    pub(crate) fn choose(me: u32, peer: u32) -> (Path, &'static str) {
-        match me == peer {
-            true => (
-                Path::Local,
-                "the rank itself: its memory is copied, by no NIC",
-            ),
-            false => (Path::Nic, "the NIC reaches every rank"),
-        }
-    }
+    /// Copies into memory of another rank of this host, which this rank has mapped: by the CPU for
+    /// messages that the CPU posts, by a kernel for those of a stream.
+    Ipc,
 }
 
 /// The paths of a rank, each opened once.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
     me: u32,
+    /// By rank: whether messages go by [`Path::Ipc`].
+    mapped: Arc<[bool]>,
     nic: nic::Nic,
-    local: local::Local,
+    copier: copy::Copier,
 }
 
 impl Paths {
-    /// Opens the paths of rank `me`. Queue pairs of `device` fail after `timeout`, and store
-    /// failures in `error`.
+    /// Opens the paths of rank `me`, by [`Path::Ipc`] to the ranks that `mapped` has. Queue pairs of
+    /// `device` fail after `timeout`, and store failures in `error`.
     ///
     /// # Errors
     /// `Invalid` for options out of range; errors of gdsync.
     pub fn open(
         me: u32,
+        mapped: Vec<bool>,
         device: &Device,
         options: &NicOptions,
         timeout: Duration,
@@ -100,7 +99,8 @@ impl Paths {
         Ok(Paths {
             me,
             nic: nic::Nic::open(me, device, options, timeout, error)?,
-            local: local::Local::new(device.gpu(), kernels),
+            copier: copy::Copier::new(device.gpu(), kernels, !mapped.is_empty()),
+            mapped: mapped.into(),
         })
     }
 
@@ -110,12 +110,48 @@ impl Paths {
         let word = device.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
         let (options, error) = (NicOptions::default(), word.word32(0).unwrap());
         let kernels = Kernels::of(device.gpu()).ok();
-        Paths::open(1 << 16, device, &options, Duration::ZERO, &error, kernels).unwrap()
+        Paths::open(1 << 16, Vec::new(), device, &options, Duration::ZERO, &error, kernels).unwrap()
     }
 
-    /// The path to `peer`.
+    /// The path of messages to `peer`.
+    #[inline]
     pub fn to(&self, peer: u32) -> Path {
-        Path::choose(self.me, peer).0
+        match peer {
+            me if me == self.me => Path::Local,
+            other if self.is_mapped(other) => Path::Ipc,
+            _ => Path::Nic,
+        }
+    }
+
+    /// The path of windows, neighbourhoods and collective calls to `peer`.
+    pub fn one_sided_to(&self, peer: u32) -> Path {
+        match peer == self.me {
+            true => Path::Local,
+            false => Path::Nic,
+        }
+    }
+
+    /// The reason for the path of messages to `peer`.
+    pub fn reason(&self, peer: u32) -> &'static str {
+        match self.to(peer) {
+            Path::Local => "the rank itself: its memory is copied, by no NIC",
+            Path::Ipc => "a rank of this host, and MP_PATH or Builder::path selects mapped memory",
+            Path::Nic => "the NIC reaches every rank",
+        }
+    }
+
+    fn is_mapped(&self, peer: u32) -> bool {
+        self.mapped.get(peer as usize).is_some_and(|mapped| *mapped)
+    }
+
+    /// Whether messages to another rank may go by [`Path::Ipc`].
+    pub fn maps(&self) -> bool {
+        !self.mapped.is_empty()
+    }
+
+    /// What copies use.
+    pub fn copier(&self) -> &copy::Copier {
+        &self.copier
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -135,7 +171,7 @@ impl Paths {
     /// Registers `region` with the paths.
     pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
         let nic = self.nic.register(region, rights)?;
-        Ok(Keys::new(nic, &self.local))
+        Ok(Keys::new(nic, &self.copier))
     }
 
     /// Allocates and registers pinned memory.

@@ -44,6 +44,7 @@ impl World {
         let error = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         let paths = Paths::open(
             ME,
+            Vec::new(),
             &Device::emulated(&gpu).unwrap(),
             &NicOptions::default(),
             LIMIT,

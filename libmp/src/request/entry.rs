@@ -318,6 +318,13 @@ impl Entry {
         }
     }
 
+    /// The memory into which the sender of a large message writes, of a receive.
+    pub fn landing(&self) -> Option<&Memory> {
+        let receive = self.receive().filter(|_| self.common.large)?;
+        let first = || self.common.segments.as_slice().first().map(Slice::memory);
+        receive.staging.as_ref().or_else(first)
+    }
+
     /// Whether nothing was posted.
     pub fn is_prepared(&self) -> bool {
         match &self.operation {

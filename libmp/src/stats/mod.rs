@@ -255,6 +255,7 @@ impl fmt::Display for Stats {
             let path = peer.path.map_or("-", |path| match path {
                 Path::Nic => "nic",
                 Path::Local => "local",
+                Path::Ipc => "ipc",
             });
             row(f, &name, path, &peer.counts.columns())?;
         }

@@ -11,7 +11,7 @@ use super::peer::{Peers, Target};
 use super::receive::{advertise, check_ready_order};
 use super::state::State;
 use crate::error::{Kind, Result};
-use crate::path::Batch;
+use crate::path::{Batch, Path};
 use crate::request::entry::{Entry, Operation, ReceiveState};
 use crate::request::reached::Reached;
 use crate::request::table::{RequestKey, Table};
@@ -124,6 +124,11 @@ impl Engine {
 
     /// Turns the receive into one from `rank`, whose next message has arrived or is announced.
     fn match_with(&self, state: &mut State, key: RequestKey, rank: u32) -> Result<()> {
+        if self.paths.to(rank) == Path::Ipc
+            && let Some(memory) = state.requests.get(key).and_then(Entry::landing).cloned()
+        {
+            self.offer(state, rank, memory.keys())?;
+        }
         let (Some(entry), Some(peer)) = (state.requests.get_mut(key), state.peers.get_mut(rank))
         else {
             return Ok(());
@@ -142,9 +147,9 @@ impl Engine {
         );
         if announced && common.large {
             check_ready_order(channel, &mut peer.link, number, 0)?;
-            if let Some(lane) = peer.link.lane(0) {
+            if let Some((lane, shared)) = peer.link.lane_and_shared(0) {
                 let mut batch = Batch::new(lane);
-                advertise(&mut batch, channel, common, receive)?;
+                advertise(&mut batch, shared, channel, common, receive)?;
                 *channel.ready_put(number) = Some((0, batch.post()?));
             }
         }

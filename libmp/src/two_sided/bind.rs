@@ -101,8 +101,9 @@ impl Engine {
         }
         let (common, receive, channel, link) = state.incoming(key)?;
         if large && here {
-            let lane = link.lane(lane).ok_or_else(|| no_lane(POST, rank))?;
-            common.puts = advertise(&mut Batch::new(lane), channel, common, receive)
+            let found = link.lane_and_shared(lane);
+            let (lane, shared) = found.ok_or_else(|| no_lane(POST, rank))?;
+            common.puts = advertise(&mut Batch::new(lane), shared, channel, common, receive)
                 .map_err(|e| e.of_peer(rank))?;
         }
         common.poster = poster;

@@ -80,7 +80,7 @@ impl Engine {
         let word = channel.word(number, common.large);
         stream.check_room(4 + receive.packed.as_ref().map_or(0, |_| SCATTERS))?;
         // A kernel can poll the word of a short message: that word needs no flush.
-        let spins = !common.large && link.lane(0).is_some_and(|lane| lane.may_spin());
+        let spins = !common.large && link.lane(0).is_some_and(|lane| lane.may_spin(channel.path));
         let packed = match (&receive.packed, &common.segments) {
             (Some(pieces), Segments::One(staging)) => Some((&**pieces, staging.memory())),
             _ => None,

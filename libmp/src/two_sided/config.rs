@@ -7,6 +7,7 @@ use gdsync::rdma::Doorbell;
 
 use super::channels::MOST_CHANNELS;
 use crate::error::{Error, Kind, Result};
+use crate::path::PathChoice;
 use crate::trace::MOST_EVENTS;
 use crate::wire::control::Shape;
 
@@ -65,6 +66,8 @@ pub(crate) struct Config {
     pub progress: Progress,
     pub full: Full,
     pub doorbell: Doorbell,
+    /// `None`: `MP_PATH`.
+    pub path: Option<PathChoice>,
     pub channels: usize,
     pub start: u64,
     /// The file of the timeline, without the rank.
@@ -119,6 +122,7 @@ impl Default for Config {
             progress: Progress::Background,
             full: Full::Wait,
             doorbell: Doorbell::Auto,
+            path: None,
             channels: 256,
             start: 0,
             trace: None,

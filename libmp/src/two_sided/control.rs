@@ -1,6 +1,8 @@
 //! Sends control messages through the bootstrap, and handles those of peers. `wire::control` has
 //! their format, `outbox` those that wait.
 
+use std::os::fd::{AsFd, OwnedFd};
+
 use gdsync::Status;
 
 use super::engine::Engine;
@@ -23,7 +25,12 @@ impl Engine {
 
     /// Sends control messages; those that the bootstrap does not accept now are kept.
     pub fn send_control(&self, state: &mut State, rank: u32, messages: Vec<Control>) {
-        state.outbox.push(rank, messages);
+        for message in messages {
+            if let Err(e) = self.send_shared(state, rank, message) {
+                let text = format!("this rank cannot share memory with it: {e}");
+                self.give_up(state, rank, Status::LOCAL_QP_OPERATION, Cause::Other(text));
+            }
+        }
         if let (_, Some(e)) = self.flush_outbox(state) {
             self.lose(state, &e);
         }
@@ -37,9 +44,12 @@ impl Engine {
     /// Returns whether a message was sent, and the bootstrap's error if it does not reach the other
     /// ranks.
     fn flush_outbox(&self, state: &mut State) -> (bool, Option<Error>) {
-        let send = |rank, message: &Control| {
-            let bytes = message.encode();
-            self.bootstrap.send(rank, self.topic, &bytes)
+        let send = |rank, message: &Control, fd: &mut Option<OwnedFd>| {
+            if let Some(fd) = fd {
+                self.bootstrap.send_fd(rank, self.topic, fd.as_fd())?;
+            }
+            *fd = None;
+            self.bootstrap.send(rank, self.topic, &message.encode())
         };
         let sent = state.outbox.flush(send);
         if sent.any {
@@ -81,20 +91,20 @@ impl Engine {
             match self.bootstrap.receive(self.topic) {
                 Ok(Some((rank, bytes))) => {
                     heard = true;
-                    if let Err(e) = self.handle_control(state, rank, &bytes) {
-                        tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
-                        let cause = match e.kind() {
-                            Kind::Protocol | Kind::QueueFull => Cause::Protocol(e.sentence()),
-                            _ => Cause::Other(format!("this rank cannot open its side: {e}")),
-                        };
-                        self.give_up(state, rank, Status::BAD_RESPONSE, cause);
-                    }
+                    let handled = self.handle_control(state, rank, &bytes);
+                    self.give_up_after(state, rank, handled);
                 }
                 Ok(None) => break,
                 Err(e) => {
                     lost = Some(e);
                     break;
                 }
+            }
+        }
+        if self.paths.maps() {
+            match self.handle_held(state) {
+                Ok(any) => heard |= any,
+                Err(e) => lost = Some(e),
             }
         }
         if let Some(e) = lost {
@@ -120,8 +130,35 @@ impl Engine {
         }
     }
 
+    /// Gives up a rank whose control message could not be handled.
+    fn give_up_after(&self, state: &mut State, rank: u32, handled: Result<()>) {
+        let Err(e) = handled else {
+            return;
+        };
+        tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
+        let cause = match e.kind() {
+            Kind::Protocol | Kind::QueueFull => Cause::Protocol(e.sentence()),
+            _ => Cause::Other(format!("this rank cannot open its side: {e}")),
+        };
+        self.give_up(state, rank, Status::BAD_RESPONSE, cause);
+    }
+
+    /// Handles the control messages whose descriptors have arrived. `true`: there was one.
+    fn handle_held(&self, state: &mut State) -> Result<bool> {
+        let mut any = self.receive_descriptors(state)?;
+        for rank in 0..self.size {
+            while let Some(peer) = state.peers.get_mut(rank).filter(|peer| peer.is_here())
+                && let Some(message) = peer.link.shared.next_held()
+            {
+                any = true;
+                let handled = self.handle_message(state, rank, message);
+                self.give_up_after(state, rank, handled);
+            }
+        }
+        Ok(any)
+    }
+
     fn handle_control(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
-        let setup = self.setup(&state.lanes);
         let Some(peer) = state.peers.make(rank) else {
             let what = format!("rank {rank} is not in the job of {} ranks", self.size);
             return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
@@ -138,6 +175,21 @@ impl Engine {
             _ if !peer.is_here() => return Ok(()),
             message => message?,
         };
+        let ready = match self.paths.maps() {
+            true => peer.link.shared.admit(message)?,
+            false => Some(message),
+        };
+        ready.map_or(Ok(()), |message| self.handle_message(state, rank, message))
+    }
+
+    fn handle_message(&self, state: &mut State, rank: u32, mut message: Control) -> Result<()> {
+        let setup = self.setup(&state.lanes);
+        let Some(peer) = state.peers.make(rank) else {
+            return Ok(());
+        };
+        for block in message.blocks_mut() {
+            peer.link.shared.translate(block)?;
+        }
         let mut out = Vec::new();
         let handled = peer.handle(&setup, &message, &mut out);
         self.send_control(state, rank, out);

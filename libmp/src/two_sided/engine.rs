@@ -14,7 +14,7 @@ use super::state::{Guard, State};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
-use crate::path::{NicOptions, Paths};
+use crate::path::{NicOptions, PathChoice, Paths};
 use crate::trace::{Observers, file_of};
 
 /// The period of the background work.
@@ -63,12 +63,22 @@ impl Engine {
         let observers = Observers::open((rank, size), gpu, config.trace.as_deref().map(file))?;
         let error = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
         error.store(0)?;
+        let mapped = mapped(&*bootstrap, config.path.map_or_else(PathChoice::from_env, Ok)?);
+        let paths = Paths::open(
+            rank,
+            mapped,
+            device,
+            nic,
+            config.timeout,
+            &error,
+            kernels.clone(),
+        )?;
         Ok(Engine {
             rank,
             size,
             topic: topic(&config.name, &*bootstrap),
             gpu: gpu.clone(),
-            paths: Paths::open(rank, device, nic, config.timeout, &error, kernels.clone())?,
+            paths,
             kernels,
             error,
             observers,
@@ -114,6 +124,18 @@ impl Engine {
 
     pub fn lock(&self) -> Guard<'_> {
         Guard::new(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// By rank: whether it is another rank of this host, and `choice` selects mapped memory for it.
+/// Empty: none is.
+fn mapped(bootstrap: &dyn Bootstrap, choice: PathChoice) -> Vec<bool> {
+    let (me, size) = (bootstrap.rank(), bootstrap.size());
+    match (choice, bootstrap.host(me)) {
+        (PathChoice::Ipc, Some(here)) => (0..size)
+            .map(|rank| rank != me && bootstrap.host(rank) == Some(here))
+            .collect(),
+        _ => Vec::new(),
     }
 }
 

@@ -49,6 +49,7 @@ mod progress;
 pub(crate) mod ready;
 mod receive;
 mod send;
+mod sharing;
 mod spec;
 mod staging;
 mod state;

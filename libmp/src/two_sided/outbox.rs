@@ -2,6 +2,7 @@
 //! ranks.
 
 use std::mem;
+use std::os::fd::OwnedFd;
 
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Control;
@@ -31,34 +32,59 @@ pub(crate) struct Sent {
     pub lost: Option<Error>,
 }
 
+/// A message that waits.
+#[derive(Debug)]
+struct Waiting {
+    to: u32,
+    message: Control,
+    /// The descriptor that is sent before it.
+    fd: Option<OwnedFd>,
+}
+
 /// The waiting messages, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    waiting: Vec<(u32, Control)>,
+    waiting: Vec<Waiting>,
     reach: Reach,
 }
 
 impl Outbox {
     pub fn push(&mut self, rank: u32, messages: Vec<Control>) {
         let messages = messages.into_iter();
-        self.waiting.extend(messages.map(|message| (rank, message)));
+        self.waiting.extend(messages.map(|message| Waiting {
+            to: rank,
+            message,
+            fd: None,
+        }));
+    }
+
+    /// As [`Outbox::push`], for a message with a descriptor.
+    pub fn push_with(&mut self, to: u32, message: Control, fd: OwnedFd) {
+        let fd = Some(fd);
+        self.waiting.push(Waiting { to, message, fd });
     }
 
     /// Drops the messages that wait for a rank.
     pub fn clear(&mut self, rank: u32) {
-        self.waiting.retain(|(to, _)| *to != rank);
+        self.waiting.retain(|waiting| waiting.to != rank);
     }
 
-    /// Sends what `send` accepts, in order for each rank, and keeps the rest.
-    pub fn flush(&mut self, mut send: impl FnMut(u32, &Control) -> Result<()>) -> Sent {
+    /// Sends what `send` accepts, in order for each rank, and keeps the rest. `send` takes the
+    /// descriptor when it has sent it.
+    pub fn flush(
+        &mut self,
+        mut send: impl FnMut(u32, &Control, &mut Option<OwnedFd>) -> Result<()>,
+    ) -> Sent {
         let mut sent = Sent::default();
         let mut blocked: Vec<u32> = Vec::new();
-        for (rank, message) in mem::take(&mut self.waiting) {
+        for mut waiting in mem::take(&mut self.waiting) {
+            let rank = waiting.to;
             if blocked.contains(&rank) {
-                self.waiting.push((rank, message));
+                self.waiting.push(waiting);
                 continue;
             }
-            match send(rank, &message) {
+            let message = &waiting.message;
+            match send(rank, message, &mut waiting.fd) {
                 Ok(()) => sent.any = true,
                 // Question and answer are useful only while they are new.
                 Err(e)
@@ -71,7 +97,7 @@ impl Outbox {
                 }
                 Err(e) => {
                     blocked.push(rank);
-                    self.waiting.push((rank, message));
+                    self.waiting.push(waiting);
                     if e.kind() != Kind::QueueFull {
                         // The error concerns the bootstrap, not the peer.
                         sent.lost = Some(e);
@@ -85,12 +111,12 @@ impl Outbox {
     /// Whether too many messages wait for a rank. If the bootstrap is lost, the rank is not the
     /// cause: the oldest messages are kept, and the result is `false`.
     pub fn overflows(&mut self, rank: u32) -> bool {
-        let full = self.waiting.iter().filter(|(to, _)| *to == rank).count() > UNSENT;
+        let full = self.waiting.iter().filter(|one| one.to == rank).count() > UNSENT;
         if full && self.lost().is_some() {
             let mut room = UNSENT;
-            self.waiting.retain(|(to, _)| {
-                let keep = *to != rank || room > 0;
-                room -= usize::from(*to == rank && room > 0);
+            self.waiting.retain(|one| {
+                let keep = one.to != rank || room > 0;
+                room -= usize::from(one.to == rank && room > 0);
                 keep
             });
             return false;
@@ -101,9 +127,9 @@ impl Outbox {
     /// Removes the messages that ask ranks to retire tags, and returns their ranks and tags.
     pub fn take_retires(&mut self) -> Vec<(u32, u32)> {
         let mut taken = Vec::new();
-        self.waiting.retain(|(rank, message)| match message {
+        self.waiting.retain(|one| match one.message {
             Control::Retire { tag, .. } => {
-                taken.push((*rank, *tag));
+                taken.push((one.to, tag));
                 false
             }
             _ => true,
@@ -160,7 +186,7 @@ mod tests {
         outbox.push(1, vec![up(0), up(1), Control::Ping]);
         outbox.push(2, vec![Control::Ping, left.clone()]);
         outbox.push(3, vec![Control::GivenUp { closed: false }, left.clone()]);
-        let sent = outbox.flush(|rank, _| {
+        let sent = outbox.flush(|rank, _, _| {
             Err(error(match rank {
                 1 => Kind::QueueFull,
                 2 => Kind::System,
@@ -170,7 +196,7 @@ mod tests {
         assert_eq!((sent.any, sent.gone), (false, vec![3]));
         assert_eq!(sent.lost.unwrap().kind(), Kind::System);
         let mut order = Vec::new();
-        let sent = outbox.flush(|rank, message| {
+        let sent = outbox.flush(|rank, message, _| {
             order.push((rank, message.clone()));
             Ok(())
         });
@@ -193,7 +219,8 @@ mod tests {
         outbox.push(1, vec![Control::Retire { tag: 7, next: 0 }]);
         assert_eq!(outbox.take_retires(), [(1, 7)]);
         outbox.clear(1);
-        assert_eq!(outbox.waiting, [(2, Control::Pong)]);
+        let left = outbox.waiting.iter().map(|one| (one.to, &one.message));
+        assert!(left.eq([(2, &Control::Pong)]));
     }
 
     #[test]

@@ -376,6 +376,11 @@ impl Peer {
                     self.neighbours.remove(at);
                 }
             }
+            Control::Memory(export) => {
+                out.push(self.link.shared.open(setup.paths, export)?);
+            }
+            Control::Mapped { key, place } => self.link.shared.answered(*key, *place)?,
+            Control::Released { key } => self.link.shared.close(*key),
             Control::Ping => out.push(Control::Pong),
             Control::Pong
             | Control::Truncated { .. }

@@ -11,7 +11,7 @@ use super::null::NULL_RANK;
 use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
-use crate::path::{List, MOST_BYTES, uncaptured};
+use crate::path::{Lane, List, MOST_BYTES, uncaptured};
 use crate::request::entry::{
     Common, Entry, Late, Operation, Outgoing, Segments, SendState, Waiter,
 };
@@ -186,7 +186,7 @@ impl Engine {
         let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
         if let (Some(pieces), Segments::One(staging)) = (&send.packed, &common.segments) {
             // What is posted behind the gathering then finds room.
-            stream.check_room(1 + lane.submissions(behind))?;
+            stream.check_room(1 + Lane::submissions(channel.path, behind))?;
             self.gather_on(stream, POST, pieces, staging.memory())?;
         }
         let Some(late) = &send.late else {
@@ -205,7 +205,7 @@ impl Engine {
             send.state = (late.behind.last()).map_or(done, |last| SendState::InFlight(*last));
             return Ok(());
         }
-        stream.check_room(lane.submissions(behind))?;
+        stream.check_room(Lane::submissions(channel.path, behind))?;
         if common.large {
             list.wait_for(channel.ready(common.number), common.number, false);
         }

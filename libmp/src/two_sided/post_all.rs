@@ -18,7 +18,7 @@ use super::spec::On;
 use super::state::{State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, STAMPS, Stamp};
-use crate::path::{Batch, Put};
+use crate::path::{Batch, Path, Put};
 use crate::plan::{At, Lanes, Plan, Refusal};
 use crate::region::{Slice, Strided};
 use crate::request::entry::{
@@ -169,7 +169,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Prepares the puts of the requests of this rank to itself, so that they find room when they
+    /// Prepares the puts of the requests by copies, so that they find room when they
     /// are posted. The receives first: a large send holds the stream until its receive is posted.
     fn bind_alone(&self, state: &mut State, stream: &Stream, posts: &mut Posts) -> Result<()> {
         for receive in [true, false] {
@@ -219,8 +219,7 @@ impl Engine {
                 if !bound {
                     lane = state.open_lane(rank, lane, target);
                 }
-                let at = At { rank, lane };
-                alone = (state.peers.lane(at)).is_some_and(|lane| !lane.is_listed());
+                alone = target != Target::Lanes && self.paths.to(rank) != Path::Nic;
             }
             let entry = known(&mut state.requests, key)?;
             entry.poster = Poster {
@@ -388,10 +387,10 @@ impl Engine {
         } = &mut *state;
         let launch = |stream: &Stream| self.complete_all(requests, stream, posts);
         let alone = posts.members.iter().filter(|member| member.alone).count();
-        let to_itself = (posts.made.iter()).filter(|(at, _)| at.rank == self.rank);
-        /// Submissions of a request of this rank to itself, at most, without its puts.
+        let copies = posts.made.iter().filter(|(_, put)| put.is_copy());
+        /// Submissions of a request by copies, at most, without its puts.
         const ALONE: usize = 5;
-        let room = ALONE * alone + to_itself.count();
+        let room = ALONE * alone + copies.count();
         let posted = match stream.check_room(room as u32) {
             Ok(()) => plan.post(stream, peers, Some(&launch)),
             Err(e) => Err(Error::from(e).into()),
@@ -565,8 +564,10 @@ fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Resu
         let taken = channel.taken(number).clone();
         posts.front.push(Part::Wait(taken, word::threshold(before)));
     }
-    let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
-    advertise(&mut batch, channel, common, receive)?;
+    let found = link.lane_and_shared(lane);
+    let (of_lane, shared) = found.ok_or_else(|| no_lane(POST, rank))?;
+    let mut batch = Batch::new(of_lane);
+    advertise(&mut batch, shared, channel, common, receive)?;
     keep(
         batch.all(),
         At { rank, lane },

@@ -34,7 +34,7 @@ impl Engine {
             let mut done = self.receive_control(&mut state);
             done |= self.advance_agreement(&mut state);
             done |= self.match_any(&mut state);
-            done |= self.put_to_itself(&mut state);
+            done |= self.copy(&mut state);
             let mut keys = std::mem::take(&mut state.keys);
             state.requests.to_advance(&mut keys);
             (done, keys)
@@ -70,8 +70,12 @@ impl Engine {
         done
     }
 
-    /// Executes the CPU's puts of this rank to itself.
-    fn put_to_itself(&self, state: &mut State) -> bool {
+    /// Executes the CPU's copies.
+    fn copy(&self, state: &mut State) -> bool {
+        if self.paths.maps() {
+            let peers = state.peers.iter_mut();
+            return peers.fold(false, |any, peer| peer.link.go_on() | any);
+        }
         let me = state.peers.get_mut(self.rank);
         me.is_some_and(|peer| peer.link.go_on())
     }
@@ -80,7 +84,7 @@ impl Engine {
     /// of a waiting call at each check.
     pub(crate) fn push_all(&self) {
         let mut state = self.lock();
-        self.put_to_itself(&mut state);
+        self.copy(&mut state);
         let mut keys = std::mem::take(&mut state.keys);
         let active = |entry: &Entry| {
             let posted = |receive: &Incoming| receive.state == ReceiveState::Posted;
@@ -294,6 +298,7 @@ impl Engine {
     /// answers and the watchdog.
     fn slow_round(&self, state: &mut State, now: Time) -> bool {
         let mut done = false;
+        self.release_shared(state);
         let lost = state.outbox.lost().is_some();
         for rank in 0..self.size {
             let tags = match state.peers.get(rank) {

@@ -13,7 +13,7 @@ use super::spec::{RecvOp, Source};
 use super::state::{State, known, no_lane, not_connected};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, Link, List, Put};
+use crate::path::{Batch, Link, List, Put, Shared};
 use crate::request::entry::{Common, Entry, Incoming, Operation, Poster, ReceiveState};
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
@@ -37,6 +37,16 @@ impl Engine {
             (Some(pieces), _) => Some(self.stage_pieces(pieces)?),
             (None, true) => Some(self.stage(len as usize)?),
             (None, false) => None,
+        };
+        let staging = match (large, spec.segments.first()) {
+            (true, Some(first)) => {
+                let rank = match spec.from {
+                    Source::Rank(rank) => Some(rank),
+                    Source::Any => None,
+                };
+                self.shared_staging(rank, first.memory(), staging, len as usize)?
+            }
+            _ => staging,
         };
         let packed = match (spec.packed, &staging) {
             (Some(_), Some(staging)) => Some([staging.slice(0, len as usize)?]),
@@ -154,8 +164,8 @@ impl Engine {
             common.order = state.requests.next_order();
             receive.state = ReceiveState::Posted;
         } else if common.poster.stream.is_some() && !silent {
-            let lane = peer.link.lane(lane).ok_or_else(none)?;
-            common.puts = advertise(&mut Batch::new(lane), channel, &common, &receive)?;
+            let (lane, shared) = peer.link.lane_and_shared(lane).ok_or_else(none)?;
+            common.puts = advertise(&mut Batch::new(lane), shared, channel, &common, &receive)?;
         }
         let operation = Operation::Receive(receive);
         let key = state.requests.put(Entry { common, operation });
@@ -206,7 +216,7 @@ impl Engine {
         let number = common.number;
         check_ready_order(channel, link, number, common.poster.lane)
             .map_err(|e| e.with_rank(rank))?;
-        let Some(lane) = link.lane(common.poster.lane) else {
+        let Some((lane, shared)) = link.lane_and_shared(common.poster.lane) else {
             return Err(no_lane(POST, rank));
         };
         let before = channel.numbers.previous(number);
@@ -235,7 +245,7 @@ impl Engine {
             }
             None => {
                 let mut batch = Batch::new(lane);
-                advertise(&mut batch, channel, common, receive)?;
+                advertise(&mut batch, shared, channel, common, receive)?;
                 if !on(Mutant::MissingReadyWord) {
                     *channel.ready_put(number) = Some((common.poster.lane, batch.post()?));
                 }
@@ -251,6 +261,7 @@ impl Engine {
 /// word.
 pub(super) fn advertise(
     batch: &mut Batch<'_>,
+    shared: &Shared,
     channel: &RecvChannel,
     common: &Common,
     receive: &Incoming,
@@ -263,7 +274,7 @@ pub(super) fn advertise(
             return Err(Error::new(PREPARE, Kind::Invalid, what));
         }
     };
-    let place = memory.keys().place(channel.path, addr)?.encode();
+    let place = memory.keys().place(channel.path, addr, shared)?.encode();
     let ready = word::word(common.number, WordKind::Ready, common.len).to_le_bytes();
     batch.put_bytes(&place, channel.place(common.number)?)?;
     batch.announce(&ready, channel.ready(common.number)?)?;

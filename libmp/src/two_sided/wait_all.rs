@@ -16,7 +16,7 @@ use super::spec::On;
 use super::state::{State, known, no_lane};
 use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, UNPACKS, Unpack};
-use crate::path::{Put, uncaptured};
+use crate::path::{Path, Put, uncaptured};
 use crate::plan::{At, Lanes, Plan};
 use crate::request::entry::{Entry, Operation, ReceiveState, Segments, Waiter};
 use crate::request::table::{RequestKey, Table};
@@ -205,8 +205,8 @@ impl Engine {
                 };
                 match lane.done_word(put) {
                     Some((word, value)) => waits.words.push((word.clone(), value, flush)),
-                    None if lane.is_listed() => waits.puts.push((at, put, flush)),
-                    None => {}
+                    None if put.is_copy() => {}
+                    None => waits.puts.push((at, put, flush)),
                 }
                 if poster != Some(stream.id()) {
                     waits.noted.push(key);
@@ -270,7 +270,7 @@ impl Engine {
         if let Some(lane) = link.lane(lane)
             && let Some(run) = channel.credit_for(number, of.at.lane, stream.id())
         {
-            match lane.is_listed() {
+            match channel.path == Path::Nic {
                 true => {
                     let puts = channel.prepare_credit(lane, run)?;
                     waits.before.push((of, run, puts));
@@ -392,7 +392,7 @@ impl Engine {
             };
             let run = channel.count(of.number, of.at.lane, Some(stream.id()));
             let Some(run) = run else { continue };
-            let returned = match lane.is_listed() {
+            let returned = match channel.path == Path::Nic {
                 true => channel.prepare_credit(lane, run).map(|puts| {
                     plan.puts(of.at, puts.into_iter().flatten());
                     waits.runs.push((of, run));

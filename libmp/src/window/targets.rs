@@ -90,7 +90,7 @@ impl Targets {
     pub fn add(&self, paths: &Paths, rank: u32, block: &[Record]) -> Result<()> {
         const OPERATION: &str = "attach window";
         let place = self.place(OPERATION, rank)?;
-        let remote = Remote::any(paths.to(rank), block).map_err(|e| e.with_rank(rank))?;
+        let remote = Remote::any(paths.one_sided_to(rank), block).map_err(|e| e.with_rank(rank))?;
         let lanes = UsedLanes::default();
         let target = Target { remote, lanes };
         place.set(target).map_err(|_| {

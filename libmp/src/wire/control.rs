@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 8;
+pub const VERSION: u16 = 9;
 
 /// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,21 @@ pub struct Neighbour {
     pub landing: [u64; 2],
     /// The memory of these bytes; none if it receives none.
     pub landing_block: Vec<Record>,
+}
+
+/// Memory that a rank shares with a rank of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// The sender's key of the memory.
+    pub key: u32,
+    /// Its address at the sender.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Its offset, in bytes, in the memory that the descriptor names.
+    pub offset: u64,
+    /// Whether it is host memory.
+    pub host: bool,
 }
 
 /// A control message.
@@ -163,6 +178,21 @@ pub enum Control {
     },
     /// How far the sender is in an agreement on lost ranks.
     Agree(Note),
+    /// The sender's memory that later messages name on the path `ipc`. Its descriptor was sent
+    /// before; the descriptors of a sender have the order of these messages.
+    Memory(Export),
+    /// The answer to `Memory`.
+    Mapped {
+        /// The reader's key of the memory.
+        key: u32,
+        /// Its address at the sender, and the sender's key; `None`: the sender cannot map it.
+        place: Option<(u64, u32)>,
+    },
+    /// The sender has released memory that the reader has mapped.
+    Released {
+        /// The sender's key of the memory.
+        key: u32,
+    },
 }
 
 impl Control {
@@ -186,6 +216,9 @@ impl Control {
             Control::Withdrawn { .. } => (15, 0),
             Control::Broken { .. } => (16, 0),
             Control::Agree(_) => (17, 0),
+            Control::Memory(export) => (18, u8::from(export.host)),
+            Control::Mapped { place, .. } => (19, u8::from(place.is_some())),
+            Control::Released { .. } => (20, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -260,9 +293,40 @@ impl Control {
                 b.extend(status.to_le_bytes());
             }
             Control::Agree(note) => note.encode(&mut b),
+            Control::Memory(export) => {
+                b.extend(export.key.to_le_bytes());
+                for number in [export.addr, export.len, export.offset] {
+                    b.extend(number.to_le_bytes());
+                }
+            }
+            Control::Mapped { key, place } => {
+                let (addr, theirs) = place.unwrap_or_default();
+                b.extend(key.to_le_bytes());
+                b.extend(addr.to_le_bytes());
+                b.extend(theirs.to_le_bytes());
+            }
+            Control::Released { key } => b.extend(key.to_le_bytes()),
             _ => {}
         }
         b
+    }
+
+    /// The blocks that name memory of the sender on the path of messages.
+    pub fn blocks(&self) -> [&[Record]; 2] {
+        match self {
+            Control::Sends { block, .. } => [block, &[]],
+            Control::Receives { block, rooms, .. } => [block, rooms],
+            _ => [&[]; 2],
+        }
+    }
+
+    /// As [`Control::blocks`], to change them.
+    pub fn blocks_mut(&mut self) -> [&mut [Record]; 2] {
+        match self {
+            Control::Sends { block, .. } => [block, &mut []],
+            Control::Receives { block, rooms, .. } => [block, rooms],
+            _ => [&mut [], &mut []],
+        }
     }
 
     /// Decodes a message.
@@ -286,7 +350,7 @@ impl Control {
         let [kind, small] = r.take()?;
         let most = match kind {
             1 | 2 => u8::MAX,
-            3 | 7 | 8 => 1,
+            3 | 7 | 8 | 18 | 19 => 1,
             _ => 0,
         };
         if small > most {
@@ -361,6 +425,20 @@ impl Control {
                 r.0 = rest;
                 Control::Agree(note)
             }
+            18 => Control::Memory(Export {
+                key: r.u32()?,
+                addr: r.u64()?,
+                len: r.u64()?,
+                offset: r.u64()?,
+                host: small == 1,
+            }),
+            19 => {
+                let key = r.u32()?;
+                let place = (r.u64()?, r.u32()?);
+                let place = (small == 1).then_some(place);
+                Control::Mapped { key, place }
+            }
+            20 => Control::Released { key: r.u32()? },
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
                 return Err(malformed(what));

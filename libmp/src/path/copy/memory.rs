@@ -1,8 +1,8 @@
-//! Memory that this rank names to itself: by a key, which finds its region.
+//! Memory that this rank reaches by copies: by a key, which finds its region.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gdsync::gpu::Region;
 
@@ -11,12 +11,18 @@ use crate::wire::record::Place;
 
 /// The regions that have a key.
 #[derive(Default)]
-pub(super) struct Table(Mutex<Regions>);
+pub(super) struct Table {
+    regions: Mutex<Regions>,
+    /// Whether the keys that are dropped are noted.
+    notes: bool,
+}
 
 #[derive(Default)]
 struct Regions {
     by_key: BTreeMap<u32, Region>,
     next: u32,
+    /// Keys that were dropped since the last call of [`Table::released`].
+    released: Vec<u32>,
 }
 
 impl fmt::Debug for Table {
@@ -26,8 +32,14 @@ impl fmt::Debug for Table {
 }
 
 impl Table {
+    /// `notes`: the keys that are dropped are noted for [`Table::released`].
+    pub fn new(notes: bool) -> Table {
+        let regions = Mutex::default();
+        Table { regions, notes }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Regions> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, region: &Region) -> u32 {
@@ -39,6 +51,16 @@ impl Table {
         regions.next = key.wrapping_add(1);
         regions.by_key.insert(key, region.clone());
         key
+    }
+
+    /// The region with a key.
+    pub fn region(&self, key: u32) -> Option<Region> {
+        self.lock().by_key.get(&key).cloned()
+    }
+
+    /// The keys that were dropped since the last call.
+    pub fn released(&self) -> Vec<u32> {
+        std::mem::take(&mut self.lock().released)
     }
 
     /// The region that contains the `len` bytes from `to`, and their offset in it.
@@ -72,7 +94,12 @@ struct Key {
 
 impl Drop for Key {
     fn drop(&mut self) {
-        let region = self.table.lock().by_key.remove(&self.key);
+        let mut regions = self.table.lock();
+        let region = regions.by_key.remove(&self.key);
+        if self.table.notes {
+            regions.released.push(self.key);
+        }
+        drop(regions);
         // Dropped without the lock: it may be the last handle on the region.
         drop(region);
     }
@@ -83,12 +110,14 @@ impl Drop for Key {
 pub(crate) struct Keys {
     table: Arc<Table>,
     made: Arc<Mutex<Option<Key>>>,
+    /// Whether other ranks can map the memory; found on first use.
+    shared: Arc<OnceLock<bool>>,
 }
 
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let made = self.made();
-        write!(f, "local key {:?}", made.as_ref().map(|made| made.key))
+        write!(f, "copy key {:?}", made.as_ref().map(|made| made.key))
     }
 }
 
@@ -97,14 +126,21 @@ impl Keys {
         Keys {
             table: Arc::clone(table),
             made: Arc::default(),
+            shared: Arc::default(),
         }
+    }
+
+    /// Whether other ranks can map the memory, which is `region`.
+    pub fn can_share(&self, region: &Region) -> bool {
+        let shares = || matches!(crate::path::export(region, 0), Ok(Some(_)));
+        *self.shared.get_or_init(shares)
     }
 
     fn made(&self) -> MutexGuard<'_, Option<Key>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn key(&self, region: &Region) -> u32 {
+    pub fn key(&self, region: &Region) -> u32 {
         let table = &self.table;
         let make = || Key {
             table: Arc::clone(table),
@@ -150,7 +186,7 @@ pub(crate) struct Piece<'a> {
     pub len: usize,
 }
 
-/// Memory of this rank, decoded from its name.
+/// Memory that this rank reaches, decoded from its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remote {
     addr: u64,
@@ -178,6 +214,11 @@ impl Remote {
                 Err(Error::new("open channel", Kind::Protocol, what))
             }
         }
+    }
+
+    /// Its key.
+    pub fn key(&self) -> u32 {
+        self.key
     }
 
     /// Its address.

@@ -1,4 +1,4 @@
-//! A lane of a rank to itself: the puts that are prepared or in flight, and those that the CPU
+//! A lane of copies: the puts that are prepared or in flight, and those that the CPU
 //! executes.
 
 use std::collections::VecDeque;
@@ -8,7 +8,7 @@ use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
 use super::wqe::{WQES, Wqes};
-use super::{Local, Piece, Span};
+use super::{Copier, Piece, Span};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Stamp};
 use crate::mutant::{Mutant, on};
@@ -77,9 +77,9 @@ impl Slot {
     }
 }
 
-/// A lane of a rank to itself.
+/// A lane of copies to one rank.
 pub(crate) struct Lane {
-    pub(super) local: Local,
+    pub(super) copier: Copier,
     pub(super) wqes: Wqes,
     pub(super) slots: Vec<Slot>,
     /// The index at which the search for a free WQE starts.
@@ -96,7 +96,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub fn new(local: &Local) -> Result<Lane> {
+    pub fn new(copier: &Copier) -> Result<Lane> {
         let free = || Slot {
             serial: 0,
             state: PutState::Free,
@@ -106,8 +106,8 @@ impl Lane {
             from: Vec::new(),
         };
         Ok(Lane {
-            wqes: Wqes::new(&local.gpu)?,
-            local: local.clone(),
+            wqes: Wqes::new(&copier.gpu)?,
+            copier: copier.clone(),
             slots: (0..WQES).map(|_| free()).collect(),
             next: 0,
             count: 0,
@@ -140,7 +140,7 @@ impl Lane {
         let Some(status) = self.failed else {
             return Ok(());
         };
-        let what = format!("the lane of this rank to itself has failed: {status}");
+        let what = format!("the lane has failed: {status}");
         Err(Error::new(operation, Kind::PeerFailed(status), what))
     }
 
@@ -149,7 +149,7 @@ impl Lane {
         self.check(OPERATION)?;
         let mut places = (0..WQES).map(|i| (self.next + i) % WQES);
         places.find(|at| self.is_free(*at)).ok_or_else(|| {
-            let what = "too many puts of this rank to itself are in flight; retry later";
+            let what = "too many puts by copies are in flight; retry later";
             Error::new(OPERATION, Kind::QueueFull, what).with_limit(WQES, "puts")
         })
     }
@@ -197,7 +197,7 @@ impl Lane {
 
     /// Prepares a get: a copy of the `len` bytes at `from` to `into`, after all earlier puts.
     pub fn get(&mut self, into: Span, len: usize, from: Span) -> Result<Put> {
-        let (region, offset) = self.local.table.find(from, len as u64)?;
+        let (region, offset) = self.copier.table.find(from, len as u64)?;
         let region = &region;
         let piece = Piece {
             region,
@@ -395,7 +395,7 @@ impl Lane {
                 }
                 Ok(false) => {}
                 Err(e) => {
-                    tracing::warn!(target: "mp", "a put of a rank to itself failed: {e}");
+                    tracing::warn!(target: "mp", "a put by a copy failed: {e}");
                     self.fail(Status::LOCAL_ACCESS);
                 }
             }
@@ -414,14 +414,14 @@ impl Lane {
     /// Copies at most `left` bytes of the first put. Returns `true` if all of it is copied.
     fn copy(&mut self, at: usize, left: &mut usize) -> Result<bool> {
         let Lane {
-            local,
+            copier,
             slots,
             copied,
             buffer,
             ..
         } = self;
         let slot = &slots[at];
-        let (to, start) = local.table.find(slot.to, slot.len)?;
+        let (to, start) = copier.table.find(slot.to, slot.len)?;
         let mut skip = *copied;
         for source in &slot.from {
             if skip >= source.len {

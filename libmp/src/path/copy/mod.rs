@@ -1,5 +1,6 @@
-//! The path of a rank to itself: copies of its memory, by the CPU for puts that the CPU posts, by a
-//! kernel for puts that a stream posts. It uses no NIC.
+//! Puts as copies, to memory that this rank's CPU and GPU reach: its own (`Path::Local`), or memory
+//! of another rank of its host, mapped here (`Path::Ipc`). The CPU copies the puts that the CPU
+//! posts, a kernel those that a stream posts. No NIC is used.
 //!
 //! A put is a *WQE* in pinned memory, with the layout in the kernels of `device/mp_put.cu` and
 //! `device/mp_stamp.cu` and with the fields of a NIC's work request: a kernel patches the fields of
@@ -17,6 +18,7 @@ mod wqe;
 use std::sync::Arc;
 
 use gdsync::Gpu;
+use gdsync::gpu::Region;
 
 use crate::kernels::Kernels;
 
@@ -25,26 +27,37 @@ use memory::Table;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub(crate) use stream::Item;
 
-/// The objects that the lanes of a rank to itself share. Clones refer to the same objects.
+/// The objects that the lanes of copies share. Clones refer to the same objects.
 #[derive(Clone, Debug)]
-pub(crate) struct Local {
+pub(crate) struct Copier {
     gpu: Gpu,
     /// `None`: the GPU runs no kernels, and streams cannot put on this path.
     kernels: Option<Kernels>,
     table: Arc<Table>,
 }
 
-impl Local {
-    pub fn new(gpu: &Gpu, kernels: Option<Kernels>) -> Local {
-        Local {
+impl Copier {
+    /// `shares`: other ranks map the memory that has keys.
+    pub fn new(gpu: &Gpu, kernels: Option<Kernels>, shares: bool) -> Copier {
+        Copier {
             gpu: gpu.clone(),
             kernels,
-            table: Arc::default(),
+            table: Arc::new(Table::new(shares)),
         }
     }
 
     /// Keys for new memory.
     pub fn keys(&self) -> Keys {
         Keys::new(&self.table)
+    }
+
+    /// The memory with a key.
+    pub fn region(&self, key: u32) -> Option<Region> {
+        self.table.region(key)
+    }
+
+    /// The keys that were dropped since the last call.
+    pub fn released(&self) -> Vec<u32> {
+        self.table.released()
     }
 }

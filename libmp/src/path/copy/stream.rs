@@ -1,5 +1,5 @@
-//! Stream operations for a rank's messages to itself: lists of waits, stores and puts; a put
-//! becomes a kernel launch.
+//! Stream operations of lanes of copies: lists of waits, stores and puts; a put becomes a kernel
+//! launch.
 
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
@@ -58,8 +58,8 @@ impl Lane {
         };
         self.check(POST)?;
         uncaptured(stream, POST)?;
-        if !stream.gpu().is(&self.local.gpu) {
-            let gpu = &self.local.gpu;
+        if !stream.gpu().is(&self.copier.gpu) {
+            let gpu = &self.copier.gpu;
             let what = format!("{stream:?} does not belong to {gpu:?}; use a stream of this GPU");
             return Err(Error::new(POST, Kind::Gdsync(gdsync::Kind::Foreign), what));
         }
@@ -135,8 +135,8 @@ impl Lane {
 
     /// Launches one kernel; the kernel with the `last` put stores that all are done.
     fn launch(&self, stream: &Stream, group: &Group, last: Put) -> Result<()> {
-        let kernels = self.local.kernels.as_ref().ok_or_else(|| {
-            let what = "the GPU runs no kernels; a stream needs them to send to its own rank; post \
+        let kernels = self.copier.kernels.as_ref().ok_or_else(|| {
+            let what = "the GPU runs no kernels; a stream needs them to send to a rank of its host; post \
                         the request from the CPU";
             Error::new(POST, Kind::Unsupported, what)
         })?;

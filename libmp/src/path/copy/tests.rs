@@ -1,4 +1,4 @@
-//! Tests of a lane of a rank to itself: the bytes and the order of puts, and the failure of a lane.
+//! Tests of a lane of copies: the bytes and the order of puts, and the failure of a lane.
 
 use std::time::Duration;
 
@@ -28,13 +28,13 @@ struct Bench {
 impl Bench {
     fn new(kind: MemoryKind) -> Bench {
         let gpu = Gpu::soft().unwrap();
-        let local = Local::new(&gpu, Some(Kernels::of(&gpu).unwrap()));
+        let copier = Copier::new(&gpu, Some(Kernels::of(&gpu).unwrap()), false);
         let (from, into) = (gpu.alloc(kind, LEN).unwrap(), gpu.alloc(kind, LEN).unwrap());
         let bytes: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
         from.write(0, &bytes).unwrap();
-        let keys = local.keys();
+        let keys = copier.keys();
         Bench {
-            lane: Lane::new(&local).unwrap(),
+            lane: Lane::new(&copier).unwrap(),
             stream: gpu.stream().unwrap(),
             remote: Remote::read(&keys.to_bytes(&into)).unwrap(),
             from,
@@ -132,11 +132,11 @@ fn a_message_arrives_by_the_cpu_and_by_a_stream() {
 #[test]
 fn cpu_copies_a_large_put_in_parts_and_the_word_last() {
     let gpu = Gpu::soft().unwrap();
-    let local = Local::new(&gpu, None);
+    let copier = Copier::new(&gpu, None, false);
     let region = gpu.alloc(MemoryKind::Pinned, 12 << 20).unwrap();
-    let keys = local.keys();
+    let keys = copier.keys();
     let remote = Remote::read(&keys.to_bytes(&region)).unwrap();
-    let mut lane = Lane::new(&local).unwrap();
+    let mut lane = Lane::new(&copier).unwrap();
     let bytes = Piece {
         region: &region,
         offset: 0,
@@ -164,11 +164,11 @@ fn cpu_copies_a_large_put_in_parts_and_the_word_last() {
 fn words_are_stored_in_one_step_of_the_cpu_that_ends_within_them() {
     for short in [3, 8, 12] {
         let gpu = Gpu::soft().unwrap();
-        let local = Local::new(&gpu, None);
+        let copier = Copier::new(&gpu, None, false);
         let region = gpu.alloc(MemoryKind::Pinned, 12 << 20).unwrap();
-        let keys = local.keys();
+        let keys = copier.keys();
         let remote = Remote::read(&keys.to_bytes(&region)).unwrap();
-        let mut lane = Lane::new(&local).unwrap();
+        let mut lane = Lane::new(&copier).unwrap();
         let bytes = Piece {
             region: &region,
             offset: 0,
@@ -306,7 +306,7 @@ fn a_list_with_a_put_is_refused_without_its_lane() {
     let to = bench.to(0);
     let put = bench.lane.put_bytes(&[1; 8], to).unwrap();
     let mut list = path::List::<1>::new();
-    list.put([path::Put::Local(put)]);
+    list.put([path::Put::Copy(put)]);
     let refused = list.post(&bench.stream, None).unwrap_err();
     assert_eq!(refused.kind(), Kind::Invalid);
 }
@@ -314,9 +314,9 @@ fn a_list_with_a_put_is_refused_without_its_lane() {
 #[test]
 fn memory_is_found_by_its_key_until_its_keys_are_dropped() {
     let gpu = Gpu::soft().unwrap();
-    let local = Local::new(&gpu, None);
+    let copier = Copier::new(&gpu, None, false);
     let region = gpu.alloc(MemoryKind::Pinned, 100).unwrap();
-    let keys = local.keys();
+    let keys = copier.keys();
     let remote = Remote::read(&keys.to_bytes(&region)).unwrap();
     assert_eq!(
         Remote::read(&keys.clone().to_bytes(&region)).unwrap(),
@@ -330,14 +330,14 @@ fn memory_is_found_by_its_key_until_its_keys_are_dropped() {
     };
     let at = Span::of(&place).unwrap();
     assert_eq!(at, remote.span(90, 10).unwrap());
-    assert_eq!(local.table.find(at, 10).unwrap().1, 90);
-    assert!(local.table.find(at, 11).is_err());
-    assert!(local.table.find(at.behind(u64::MAX - 100), 1).is_err());
+    assert_eq!(copier.table.find(at, 10).unwrap().1, 90);
+    assert!(copier.table.find(at, 11).is_err());
+    assert!(copier.table.find(at.behind(u64::MAX - 100), 1).is_err());
     // A put to released memory fails its lane.
-    let mut lane = Lane::new(&local).unwrap();
+    let mut lane = Lane::new(&copier).unwrap();
     let put = lane.put_bytes(&[1], at).unwrap();
     drop(keys);
-    assert!(local.table.find(at, 1).is_err());
+    assert!(copier.table.find(at, 1).is_err());
     lane.post(put).unwrap();
     assert!(lane.go_on(ROUND));
     assert_eq!(lane.poll(put).unwrap(), Some(Status::LOCAL_ACCESS));

@@ -1,0 +1,262 @@
+//! Memory that two ranks of one host map for each other, so that copies reach it (`Path::Ipc`).
+//!
+//! A rank that names memory to a peer sends its descriptor first ([`export`]). The peer maps the
+//! memory ([`Shared::open`]), translates the names that follow to its own addresses
+//! ([`Shared::translate`]), and answers where it has mapped the memory: only then can a receive
+//! write an address of the memory into the peer's words ([`Shared::place`]), which kernels read.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+
+use gdsync::gpu::{Region, SharedMemory};
+
+use super::{Paths, copy};
+use crate::error::{Error, Kind, Result};
+use crate::wire::control::{Control, Export};
+use crate::wire::record::{IPC, Place, Record};
+
+/// Maximum number of descriptors and of control messages of a peer that are kept.
+const KEPT: usize = 4096;
+/// Maximum number of regions of a peer that are mapped.
+const REGIONS: usize = 1 << 16;
+
+const MAP: &str = "map memory of peer";
+
+/// Memory of this rank as the peer knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// The peer was sent the descriptor.
+    Sent,
+    /// The peer has mapped it: the address there, and the peer's key.
+    Mapped { addr: u64, key: u32 },
+    /// The peer cannot map it.
+    Refused,
+}
+
+/// Memory of the peer that is mapped here.
+struct Opened {
+    /// Its address and length at the peer.
+    addr: u64,
+    len: u64,
+    region: Region,
+    key: copy::Keys,
+}
+
+/// The memory that this rank and one peer share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    /// Memory of this rank, by its key.
+    named: BTreeMap<u32, Named>,
+    /// Memory of the peer, by the peer's key.
+    opened: BTreeMap<u32, Opened>,
+    /// Descriptors of the peer that no control message has taken, in their order.
+    descriptors: VecDeque<OwnedFd>,
+    /// Control messages of the peer that wait for a descriptor, and those behind them.
+    held: VecDeque<Control>,
+}
+
+/// A descriptor of memory, for a peer, with the message that goes with it. `None`: the memory cannot
+/// be shared so that it outlives its owner's handle.
+pub(crate) fn export(region: &Region, key: u32) -> Result<Option<(Control, OwnedFd)>> {
+    let (host, fd, offset) = match region.share() {
+        Ok(SharedMemory::Host { fd, offset, .. }) => (true, fd, offset),
+        Ok(SharedMemory::File { fd, offset, .. }) => (false, fd, offset),
+        Ok(_) => return Ok(None),
+        Err(e) if e.kind() == gdsync::Kind::Unsupported => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    let message = Control::Memory(Export {
+        key,
+        addr: region.addr().0,
+        len: region.len() as u64,
+        offset,
+        host,
+    });
+    Ok(Some((message, fd)))
+}
+
+impl Shared {
+    /// What the peer knows of the memory with this key.
+    pub fn named(&self, key: u32) -> Option<Named> {
+        self.named.get(&key).copied()
+    }
+
+    /// Notes that the peer is sent the memory. `false`: it was sent before.
+    pub fn name(&mut self, key: u32) -> bool {
+        self.named.insert(key, Named::Sent).is_none()
+    }
+
+    /// Notes the peer's answer.
+    ///
+    /// # Errors
+    /// `Protocol` for memory that the peer was not sent.
+    pub fn answered(&mut self, key: u32, place: Option<(u64, u32)>) -> Result<()> {
+        match self.named.get_mut(&key) {
+            Some(named @ Named::Sent) => {
+                *named = place.map_or(Named::Refused, |(addr, key)| Named::Mapped { addr, key });
+                Ok(())
+            }
+            _ => {
+                let what = format!("the peer has mapped memory {key}, which it was not sent");
+                Err(Error::new(MAP, Kind::Protocol, what))
+            }
+        }
+    }
+
+    /// Forgets memory of this rank that was released. `true`: the peer was sent it.
+    pub fn unname(&mut self, key: u32) -> bool {
+        self.named.remove(&key).is_some()
+    }
+
+    /// The place of a receive `offset` bytes behind the start of the memory with this key.
+    ///
+    /// # Errors
+    /// `QueueFull` until the peer has mapped the memory; `Unsupported` if it cannot.
+    pub fn place(&self, key: u32, offset: u64) -> Result<Place> {
+        const OPERATION: &str = "prepare receive";
+        match self.named(key) {
+            Some(Named::Mapped { addr, key }) => Ok(Place {
+                addr: addr.wrapping_add(offset),
+                keys: [Some(key), None, None, None],
+            }),
+            Some(Named::Refused) => Err(refused(OPERATION)),
+            Some(Named::Sent) | None => {
+                let what = "the peer has not mapped the memory yet; retry later";
+                Err(Error::new(OPERATION, Kind::QueueFull, what))
+            }
+        }
+    }
+
+    /// Keeps a descriptor that has arrived from the peer.
+    ///
+    /// # Errors
+    /// `Protocol` if too many are kept.
+    pub fn keep_descriptor(&mut self, fd: OwnedFd) -> Result<()> {
+        if self.descriptors.len() >= KEPT {
+            return Err(too_many("descriptors"));
+        }
+        self.descriptors.push_back(fd);
+        Ok(())
+    }
+
+    /// Returns a control message of the peer that can be handled now, or keeps it until its
+    /// descriptor, or that of an earlier message, has arrived.
+    ///
+    /// # Errors
+    /// `Protocol` if too many are kept.
+    pub fn admit(&mut self, message: Control) -> Result<Option<Control>> {
+        if self.held.is_empty() && self.can_handle(&message) {
+            return Ok(Some(message));
+        }
+        if self.held.len() >= KEPT {
+            return Err(too_many("control messages before their descriptors"));
+        }
+        self.held.push_back(message);
+        Ok(None)
+    }
+
+    /// The oldest control message that waits, if it can be handled now.
+    pub fn next_held(&mut self) -> Option<Control> {
+        let can = self.held.front().is_some_and(|first| self.can_handle(first));
+        can.then(|| self.held.pop_front())?
+    }
+
+    fn can_handle(&self, message: &Control) -> bool {
+        !matches!(message, Control::Memory(_)) || !self.descriptors.is_empty()
+    }
+
+    /// Maps memory of the peer with the oldest descriptor, and returns the answer.
+    ///
+    /// # Errors
+    /// `Protocol` for memory that is mapped already, beyond the limit, or without a descriptor.
+    pub fn open(&mut self, paths: &Paths, export: &Export) -> Result<Control> {
+        if !paths.maps() {
+            let what = "the peer shares its memory, and this rank maps none; use the same MP_PATH \
+                        on all ranks";
+            return Err(Error::new(MAP, Kind::Protocol, what));
+        }
+        let fd = self.descriptors.pop_front().ok_or_else(|| {
+            let what = "the peer named memory without its descriptor";
+            Error::new(MAP, Kind::Protocol, what)
+        })?;
+        let key = export.key;
+        if self.opened.contains_key(&key) {
+            let what = format!("the peer named memory {key} twice");
+            return Err(Error::new(MAP, Kind::Protocol, what));
+        }
+        if self.opened.len() >= REGIONS {
+            return Err(too_many("regions"));
+        }
+        let Export { offset, len, .. } = *export;
+        let shared = match export.host {
+            true => SharedMemory::Host { fd, offset, len },
+            false => SharedMemory::File { fd, offset, len },
+        };
+        // SAFETY: both are files, which keep the memory.
+        let place = match unsafe { paths.gpu().open_shared(&shared) } {
+            Ok(region) => {
+                let keys = paths.copier.keys();
+                let place = (region.addr().0, keys.key(&region));
+                let opened = Opened {
+                    addr: export.addr,
+                    len,
+                    region,
+                    key: keys,
+                };
+                self.opened.insert(key, opened);
+                Some(place)
+            }
+            Err(e) => {
+                tracing::warn!(target: "mp", "memory of a peer cannot be mapped: {e}");
+                None
+            }
+        };
+        Ok(Control::Mapped { key, place })
+    }
+
+    /// Unmaps memory of the peer that the peer has released.
+    pub fn close(&mut self, key: u32) {
+        self.opened.remove(&key);
+    }
+
+    /// Translates the names of this path in a block to addresses of this rank.
+    ///
+    /// # Errors
+    /// `Protocol` for memory that the peer has not sent, or that does not contain the name's bytes.
+    pub fn translate(&self, block: &mut [Record]) -> Result<()> {
+        for record in block.iter_mut().filter(|record| record.path == IPC) {
+            let named = copy::Remote::read(&record.bytes)?;
+            let opened = self.opened.get(&named.key()).ok_or_else(|| {
+                let what = "the peer named memory that it has not sent";
+                Error::new(MAP, Kind::Protocol, what)
+            })?;
+            let inside = named.addr() == opened.addr && named.len() == opened.len;
+            if !inside {
+                let what = "the peer named memory with another address or length than it has sent";
+                return Err(Error::new(MAP, Kind::Protocol, what));
+            }
+            record.bytes = opened.key.to_bytes(&opened.region).to_vec();
+        }
+        Ok(())
+    }
+}
+
+/// The keys of this rank's memory that a block names on this path.
+pub(crate) fn keys_in(block: &[Record]) -> impl Iterator<Item = u32> + '_ {
+    let records = block.iter().filter(|record| record.path == IPC);
+    records.filter_map(|record| Some(copy::Remote::read(&record.bytes).ok()?.key()))
+}
+
+/// The error for memory that a peer cannot map.
+#[cold]
+pub(crate) fn refused(operation: &'static str) -> Error {
+    let what = "the peer cannot map the memory; use memory of Context::alloc, or set MP_PATH=nic";
+    Error::new(operation, Kind::Unsupported, what)
+}
+
+#[cold]
+fn too_many(what: &str) -> Error {
+    let what = format!("the peer has sent too many {what}");
+    Error::new(MAP, Kind::Protocol, what).with_limit(KEPT, "descriptors or messages")
+}
+

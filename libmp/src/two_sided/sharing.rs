@@ -1,0 +1,166 @@
+//! Memory that this rank shares with ranks of its host, for `Path::Ipc`: when it is sent, and the
+//! wait until a peer has mapped the memory of a large receive. `path::ipc` has the state.
+
+use super::engine::Engine;
+use super::peer::{Cause, Target};
+use super::state::{State, not_connected};
+use crate::error::{Error, Kind, Result, time};
+use crate::path::{Keys, Named, Path, export, keys_in, refused};
+use crate::region::Memory;
+use crate::wire::control::Control;
+use gdsync::Status;
+
+const SHARE: &str = "share memory";
+
+impl Engine {
+    /// Puts a message into the outbox, behind the descriptors of the memory that it names.
+    pub(super) fn send_shared(&self, state: &mut State, rank: u32, message: Control) -> Result<()> {
+        for key in message.blocks().into_iter().flat_map(keys_in) {
+            if let Some(region) = self.paths.copier().region(key) {
+                self.send_memory(state, rank, key, &region)?;
+            }
+        }
+        state.outbox.push(rank, vec![message]);
+        Ok(())
+    }
+
+    /// Puts the descriptor of memory into the outbox, if the peer was not sent it before. `false`:
+    /// the memory cannot be shared.
+    fn send_memory(
+        &self,
+        state: &mut State,
+        rank: u32,
+        key: u32,
+        region: &gdsync::gpu::Region,
+    ) -> Result<bool> {
+        let none = || not_connected(SHARE, rank);
+        let peer = state.peers.get_mut(rank).ok_or_else(none)?;
+        if peer.link.shared.named(key).is_some() {
+            return Ok(true);
+        }
+        let Some((message, fd)) = export(region, key)? else {
+            return Ok(false);
+        };
+        peer.link.shared.name(key);
+        state.outbox.push_with(rank, message, fd);
+        Ok(true)
+    }
+
+    /// The memory of a large receive from `rank`, or from any rank: `staging` if there is one, or
+    /// if `memory` cannot be shared. A rank of this host has mapped it.
+    pub(super) fn shared_staging(
+        &self,
+        rank: Option<u32>,
+        memory: &Memory,
+        staging: Option<Memory>,
+        len: usize,
+    ) -> Result<Option<Memory>> {
+        let applies = match rank {
+            Some(rank) => self.paths.to(rank) == Path::Ipc,
+            None => self.paths.maps(),
+        };
+        if !applies {
+            return Ok(staging);
+        }
+        let staging = match staging {
+            None if !memory.keys().can_share() => Some(self.stage(len)?),
+            staging => staging,
+        };
+        if let Some(rank) = rank {
+            let memory = staging.as_ref().unwrap_or(memory);
+            self.await_mapped(rank, memory.keys())?;
+        }
+        Ok(staging)
+    }
+
+    /// Sends memory to `rank`, and waits until the rank has mapped it.
+    fn await_mapped(&self, rank: u32, keys: &Keys) -> Result<()> {
+        let key = keys.copy_key();
+        if self.is_mapped(rank, key)? {
+            return Ok(());
+        }
+        self.begin_sharing(rank, keys)?;
+        let mut mapped = Ok(false);
+        let deadline = self.host().now() + self.config.timeout;
+        self.wait(deadline, &mut || {
+            self.progress();
+            mapped = self.is_mapped(rank, key);
+            !matches!(mapped, Ok(false))
+        });
+        if mapped? {
+            return Ok(());
+        }
+        let what = format!(
+            "rank {rank} did not map the memory of the receive within {} (Builder::timeout); check \
+             that it calls progress() if it has Progress::Manual",
+            time(self.config.timeout)
+        );
+        Err(Error::new(SHARE, Kind::Timeout, what).with_rank(rank))
+    }
+
+    fn is_mapped(&self, rank: u32, key: u32) -> Result<bool> {
+        let state = self.lock();
+        let Some(peer) = state.peers.get(rank) else {
+            return Ok(false);
+        };
+        // A message that a lost peer left needs no memory of the receive.
+        if !peer.is_here() {
+            return Ok(true);
+        }
+        match peer.link.shared.named(key) {
+            Some(Named::Mapped { .. }) => Ok(true),
+            Some(Named::Refused) => Err(refused(SHARE).with_rank(rank)),
+            _ => Ok(false),
+        }
+    }
+
+    /// Sends memory to `rank`.
+    #[cold]
+    fn begin_sharing(&self, rank: u32, keys: &Keys) -> Result<()> {
+        let (mut state, _) = self.ensure(rank, &super::spec::On::Cpu, Target::Lanes)?;
+        self.offer(&mut state, rank, keys)
+    }
+
+    /// Sends memory to `rank`, and does not wait.
+    pub(super) fn offer(&self, state: &mut State, rank: u32, keys: &Keys) -> Result<()> {
+        let key = keys.copy_key();
+        match self.send_memory(state, rank, key, keys.region())? {
+            true => {
+                self.send_control(state, rank, Vec::new());
+                Ok(())
+            }
+            false => Err(refused(SHARE).with_rank(rank)),
+        }
+    }
+
+    /// Takes the descriptors that have arrived. `true`: there was one.
+    pub(super) fn receive_descriptors(&self, state: &mut State) -> Result<bool> {
+        let mut any = false;
+        while let Some((rank, fd)) = self.bootstrap.receive_fd(self.topic)? {
+            any = true;
+            let Some(peer) = state.peers.make(rank).filter(|peer| peer.is_here()) else {
+                continue;
+            };
+            if let Err(e) = peer.link.shared.keep_descriptor(fd) {
+                self.give_up(state, rank, Status::BAD_RESPONSE, Cause::Protocol(e.sentence()));
+            }
+        }
+        Ok(any)
+    }
+
+    /// Informs the peers of memory that was released.
+    pub(super) fn release_shared(&self, state: &mut State) {
+        if !self.paths.maps() {
+            return;
+        }
+        for key in self.paths.copier().released() {
+            let has = |peer: &mut super::peer::Peer| {
+                (peer.link.shared.unname(key) && peer.is_here()).then_some(peer.rank)
+            };
+            let ranks: Vec<u32> = state.peers.iter_mut().filter_map(has).collect();
+            for rank in ranks {
+                self.send_control(state, rank, vec![Control::Released { key }]);
+            }
+        }
+    }
+}
