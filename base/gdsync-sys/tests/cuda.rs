@@ -108,6 +108,11 @@ typedef struct {
              unsigned char reserved[4]; } allocFlags;
 } Prop;
 typedef struct { Location location; int flags; } Access;
+typedef struct { int id; char pad[8 - sizeof(int)]; union { char pad[64]; int allowed; } value; } Attribute;
+typedef struct {
+    unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    void *hStream; Attribute *attrs; unsigned numAttrs;
+} Config;
 
 int cuStreamBatchMemOp_v2(void *stream, unsigned count, Op *ops, unsigned flags) {
     if ((u64)stream != 1 || count != 4 || flags) return 1;
@@ -131,6 +136,14 @@ int cuMemCreate(u64 *handle, unsigned long bytes, const Prop *prop, u64 flags) {
         prop->location.type != 1 || prop->location.id != 7 || prop->win32 ||
         prop->allocFlags.compressionType || prop->allocFlags.gpuDirectRDMACapable != 1) return 1;
     *handle = 99;
+    return 0;
+}
+int cuLaunchKernelEx(const Config *c, void *function, void **params, void **extra) {
+    if (c->gridDimX != 1 || c->gridDimY != 2 || c->gridDimZ != 3 || c->blockDimX != 4 ||
+        c->blockDimY != 5 || c->blockDimZ != 6 || c->sharedMemBytes != 7) return 1;
+    if ((u64)c->hStream != 1 || c->numAttrs != 2 || function || params || extra) return 2;
+    if (c->attrs[0].id != 6 || c->attrs[0].value.allowed != 1) return 3;
+    if (c->attrs[1].id != 9 || c->attrs[1].value.allowed != -1) return 4;
     return 0;
 }
 int cuMemSetAccess(u64 address, unsigned long bytes, const Access *access, unsigned long count) {
@@ -202,6 +215,24 @@ fn structs_have_the_layout_of_c() {
     let set_access = cuda.cuMemSetAccess.expect("it is there");
     // SAFETY: two descriptions are there.
     let code = unsafe { set_access(1, 2, access.as_ptr(), 2) };
+    assert_eq!(code, CudaResult::SUCCESS);
+
+    let mut attributes = [
+        CUlaunchAttribute::int(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 1),
+        CUlaunchAttribute::int(9, u32::MAX),
+    ];
+    let config = CUlaunchConfig {
+        grid: [1, 2, 3],
+        block: [4, 5, 6],
+        shared_bytes: 7,
+        stream: CU_STREAM_LEGACY,
+        attributes: attributes.as_mut_ptr(),
+        count: 2,
+    };
+    let launch = cuda.cuLaunchKernelEx.expect("it is there");
+    let null = std::ptr::null_mut;
+    // SAFETY: the stand-in only reads the configuration and its two attributes.
+    let code = unsafe { launch(&config, null(), null(), null()) };
     assert_eq!(code, CudaResult::SUCCESS);
 }
 

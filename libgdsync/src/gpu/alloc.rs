@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::host::page;
 use super::runtime::Owner;
 use super::{Gpu, MemoryKind, Region};
 use crate::error::{Error, Kind, Result};
@@ -18,8 +19,7 @@ fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
     if ptr.is_null() || len == 0 {
         return refused("is null or empty");
     }
-    // SAFETY: reads a number.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let page = page();
     let start = ptr.addr() / page * page;
     let Some(end) = ptr.addr().checked_add(len) else {
         return refused("exceeds the address space");
@@ -40,10 +40,13 @@ impl Gpu {
     /// Allocates `len` bytes of memory, zeroed, in the GPU or in the host.
     ///
     /// On CUDA, the library takes GPU memory from the driver in units of usually 2 MiB, and divides
-    /// them into pages of 4 KiB: `len` is rounded up to whole pages.
+    /// them into pages of 4 KiB: `len` is rounded up to whole pages. Pinned memory is in memory
+    /// files, from which [`Region::share`] exports it: regions of up to 256 KiB are pages of a file
+    /// of 1 MiB, and a longer region has a file of its own.
     ///
     /// # Errors
-    /// `Invalid` for length 0; `System` if no memory is available.
+    /// `Invalid` for length 0; `System` if no memory is available, or the process has no free
+    /// descriptor.
     pub fn alloc(&self, kind: MemoryKind, len: usize) -> Result<Region> {
         if len == 0 {
             let what = "a region cannot have 0 bytes";

@@ -44,6 +44,8 @@ pub struct Dims {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory per block.
     pub shared: u32,
+    /// See [`Dims::dependent`].
+    pub(super) dependent: bool,
 }
 
 impl Dims {
@@ -53,7 +55,20 @@ impl Dims {
             grid: [blocks, 1, 1],
             block: [threads, 1, 1],
             shared: 0,
+            dependent: false,
         }
+    }
+
+    /// A *dependent launch*: the kernel may start before the work in front of it in its stream has
+    /// ended (CUDA: programmatic stream serialization). It waits for the end of that work itself
+    /// (`griddepcontrol.wait`) before it uses memory that the work reads or writes. A launch like any
+    /// other on the software GPU, with a driver without `cuLaunchKernelEx`, and on a GPU older than
+    /// compute capability 9.0.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn dependent(mut self) -> Dims {
+        self.dependent = true;
+        self
     }
 }
 

@@ -15,10 +15,13 @@ mod alloc;
 mod consistency;
 mod cuda;
 mod event;
+mod host;
+mod identity;
 mod kernel;
 mod mapped;
 mod name;
 mod region;
+mod room;
 mod runtime;
 mod share;
 #[cfg(feature = "soft")]
@@ -45,6 +48,7 @@ pub(crate) use consistency::no_consistency;
 #[doc(hidden)]
 pub use cuda::{cuda_caps, cuda_refusal, driver_too_old, wait_limits};
 pub use event::Event;
+pub use identity::{GpuIdentity, Unreachable};
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub use kernel::KERNELS;
@@ -300,8 +304,8 @@ impl Gpu {
 
     /// A number of the physical GPU, the same in every process; 0 for a GPU that no other process
     /// can share.
-    pub(crate) fn identity(&self) -> u64 {
-        self.0.runtime.identity()
+    pub(crate) fn number(&self) -> u64 {
+        self.0.runtime.number()
     }
 
     /// Its PCI address, as `0000:3b:00.0`; `None` for a GPU that is not on a PCI bus.

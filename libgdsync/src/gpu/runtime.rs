@@ -15,7 +15,9 @@ use std::sync::Arc;
 use gds_step::{Host, Time};
 
 use super::share::SharedMemory;
-use super::{Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, WaitLimits};
+use super::{
+    Dims, Gpu, GpuIdentity, Kernel, KernelImage, Mapped, MemoryKind, Unreachable, WaitLimits,
+};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
 use crate::memop::{Caps, DevicePtr, Op};
@@ -47,9 +49,13 @@ pub(crate) trait Runtime: Any + Send + Sync + fmt::Debug {
         false
     }
     /// The number of the physical GPU; 0 if only this process can use it.
-    fn identity(&self) -> u64 {
+    fn number(&self) -> u64 {
         0
     }
+    /// See [`Gpu::identity`].
+    fn identity(&self) -> GpuIdentity;
+    /// See [`Gpu::reaches`], for a GPU of the same runtime.
+    fn reaches(&self, other: &GpuIdentity) -> Result<(), Unreachable>;
     /// Its address on the PCI bus.
     fn pci(&self) -> Option<String> {
         None

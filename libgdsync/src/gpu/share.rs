@@ -1,16 +1,17 @@
-//! GPU memory shared with other processes and drivers: IPC handles, file descriptors, dma-bufs.
+//! Memory shared with other processes and drivers: IPC handles, file descriptors, dma-bufs.
 
 use std::os::fd::OwnedFd;
 
 use super::{Gpu, MemoryKind, Region};
 use crate::error::{Error, Kind, Result};
 
-/// A handle by which another process of this host opens GPU memory ([`Gpu::open_shared`]), on a GPU
-/// of the same runtime. [`Region::share`] makes it.
+/// A handle by which another process of this host opens memory of this one ([`Gpu::open_shared`]),
+/// on a GPU of the same runtime. [`Region::share`] makes it.
 ///
 /// The handle does not own the memory: the process that allocated the memory must keep the
 /// region until the other process has opened it, and with [`SharedMemory::Ipc`] as long as the
-/// other process uses it.
+/// other process uses it. What a process has opened by a descriptor stays usable after the end of
+/// the process that allocated it.
 ///
 /// ```
 /// use gdsync::Gpu;
@@ -54,6 +55,17 @@ pub enum SharedMemory {
         /// The region's length in bytes.
         len: u64,
     },
+    /// The memory file of pinned memory, to be sent over a Unix socket. It keeps the memory alive.
+    Host {
+        /// The descriptor. It gives access to the whole file: for a region of up to 256 KiB, a file
+        /// of 1 MiB, which may contain other pinned regions of this GPU, queues among them; for a
+        /// longer region, to its pages alone. Nobody can shorten the file.
+        fd: OwnedFd,
+        /// Offset of the region, in bytes, in the file.
+        offset: u64,
+        /// The region's length in bytes.
+        len: u64,
+    },
 }
 
 impl Gpu {
@@ -77,29 +89,41 @@ impl Gpu {
         Ok(Region::new(self.clone(), MemoryKind::Device, allocation))
     }
 
-    /// Opens memory that another process, or another GPU of this process, has shared.
+    /// Opens memory that another process, or another GPU of this process, has shared. Pinned memory
+    /// ([`SharedMemory::Host`]) becomes a region of [`MemoryKind::Pinned`], which the CPU accesses
+    /// too, other memory one of [`MemoryKind::Device`]. [`Gpu::reaches`] says whether this GPU can
+    /// access memory of another one. Memory may be opened several times, at an address each.
     ///
     /// # Safety
-    /// With [`SharedMemory::Ipc`] the other process keeps its region as long as anything in this
-    /// process can reach it: usually until this process has ended. [`SharedMemory::File`] keeps the
-    /// memory alive by itself.
+    /// The memory has the content that the other processes write: the caller makes no assumption
+    /// about it. With [`SharedMemory::Ipc`] the other process keeps its region as long as anything in this
+    /// process can reach it: usually until this process has ended. [`SharedMemory::File`] and
+    /// [`SharedMemory::Host`] keep the memory alive by themselves.
     ///
     /// # Errors
-    /// `Unsupported` if the driver lacks the calls; `Invalid` for an invalid handle or length, and
-    /// for a handle of another runtime; `System` if the driver refuses.
+    /// `Unsupported` if the driver lacks the calls; `Invalid` for an invalid handle or length, for
+    /// a descriptor that is not a memory file sealed against shortening, and for a handle of another
+    /// runtime; `System` if the system or the driver refuses.
     pub unsafe fn open_shared(&self, shared: &SharedMemory) -> Result<Region> {
         // SAFETY: the caller's promise.
         let allocation = unsafe { self.runtime().open_shared(shared)? };
-        Ok(Region::new(self.clone(), MemoryKind::Device, allocation))
+        let kind = match shared {
+            SharedMemory::Host { .. } => MemoryKind::Pinned,
+            SharedMemory::Ipc { .. } | SharedMemory::File { .. } => MemoryKind::Device,
+        };
+        Ok(Region::new(self.clone(), kind, allocation))
     }
 }
 
 impl Region {
-    /// Exports this device memory for another process of this host.
+    /// Exports memory that the library allocated, or device memory that the application allocated
+    /// with `cuMemAlloc`, for another process of this host. The variants of [`SharedMemory`] say what
+    /// the other process gets access to.
     ///
     /// # Errors
-    /// `Unsupported` for host memory, for memory that another process has shared, or if the driver
-    /// lacks the calls; `System` if the driver refuses.
+    /// `Unsupported` for host memory of the application, for memory that another process has shared,
+    /// or if the driver lacks the calls; `System` if the driver refuses, or the process has no free
+    /// descriptor.
     pub fn share(&self) -> Result<SharedMemory> {
         self.backing().share()
     }

@@ -412,6 +412,24 @@ impl Stream {
         self.launch_observed(kernel, dims, args.as_bytes())
     }
 
+    /// Enqueues a kernel that may start before the work in front of it has ended, as
+    /// [`Stream::launch`] does with [`Dims::dependent`].
+    ///
+    /// # Safety
+    /// As for [`Stream::launch`], also while the work in front of the kernel runs: until its
+    /// `griddepcontrol.wait` the kernel uses no memory that this work reads or writes.
+    ///
+    /// # Errors
+    /// As [`Stream::launch`].
+    #[doc(hidden)]
+    pub unsafe fn launch_dependent<A>(&self, kernel: &Kernel, dims: Dims, args: &A) -> Result<()>
+    where
+        A: IntoBytes + Immutable + ?Sized,
+    {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(kernel, dims.dependent(), args) }
+    }
+
     /// Enqueues a kernel that waits for a store by another party, as [`Stream::launch`] does. The
     /// stream counts as waiting until `word` reaches `value` (compared cyclically) or the stream is
     /// idle. The kernel must store `value` into `word` when its wait is over.

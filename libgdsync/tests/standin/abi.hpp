@@ -162,6 +162,25 @@ struct Copy2D {
 };
 static_assert(sizeof(Copy2D) == 128, "CUDA_MEMCPY2D");
 
+// One attribute of a launch, and a launch with attributes.
+struct LaunchAttribute {
+    int id;
+    u32 pad;
+    union {
+        char bytes[64];
+        int number;
+    } value;
+};
+static_assert(sizeof(LaunchAttribute) == 72, "CUlaunchAttribute");
+
+struct LaunchConfig {
+    u32 grid[3], block[3], shared;
+    void* stream;
+    const LaunchAttribute* attributes;
+    u32 count;
+};
+static_assert(sizeof(LaunchConfig) == 56, "CUlaunchConfig");
+
 struct IpcHandle {
     unsigned char bytes[64];
 };

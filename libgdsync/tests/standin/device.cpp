@@ -174,6 +174,24 @@ STANDIN_API int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
     }, static_cast<u64>(device));
 }
 
+STANDIN_API int cuDeviceCanAccessPeer(int* can, int device, int peer) {
+    return call("cuDeviceCanAccessPeer", Need::init, [&](Machine& m, Lock&) -> int {
+        if (!is_device(m, device) || !is_device(m, peer)) return kInvalidDevice;
+        *can = device != peer && m.peers;
+        return kOk;
+    }, static_cast<u64>(device), static_cast<u64>(peer));
+}
+
+STANDIN_API int cuDeviceGetP2PAttribute(int* value, int attribute, int device, int peer) {
+    return call("cuDeviceGetP2PAttribute", Need::init, [&](Machine& m, Lock&) -> int {
+        constexpr int kAccess = 2, kAtomics = 3;
+        if (!is_device(m, device) || !is_device(m, peer) || device == peer) return kInvalidDevice;
+        if (attribute < 1 || attribute > 4) return kInvalidValue;
+        *value = (attribute == kAccess || attribute == kAtomics) && m.peers;
+        return kOk;
+    }, static_cast<u64>(attribute), static_cast<u64>(device), static_cast<u64>(peer));
+}
+
 STANDIN_API int cuDeviceTotalMem_v2(size_t* bytes, int device) {
     return call("cuDeviceTotalMem_v2", Need::init, [&](Machine& m, Lock&) -> int {
         if (!is_device(m, device)) return kInvalidDevice;

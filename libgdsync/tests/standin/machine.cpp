@@ -46,7 +46,7 @@ int& capture_mode() {
     return mode;
 }
 
-Machine::Machine() : version(told("STANDIN_VERSION", 13000)), devices(told("STANDIN_DEVICES", 1)) {}
+Machine::Machine() : version(told("STANDIN_VERSION", 13000)), devices(told("STANDIN_DEVICES", 1)), peers(told("STANDIN_PEERS", 1) != 0) {}
 
 // Every program that uses the stand-in is a test: it fails if it has named a destroyed stream, for
 // which a driver's behaviour is undefined.

@@ -135,8 +135,10 @@ struct Machine {
     u64 passes = 0;
 
     bool initialised = false;
-    // Settings of the process: STANDIN_VERSION, STANDIN_DEVICES.
+    // Settings of the process: STANDIN_VERSION, STANDIN_DEVICES, and STANDIN_PEERS, whether the
+    // devices have access to each other.
     int version, devices;
+    bool peers;
     unsigned channels = 8;
     std::map<int, int> attributes;
 

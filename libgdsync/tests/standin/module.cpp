@@ -83,6 +83,33 @@ int parameters(const Function& function, void** each, void** extra, std::vector<
     return kOk;
 }
 
+int launch(Machine& m, Lock& lock, const char* name, void* handle, const u32 grid_size[3], const u32 block_size[3], u32 shared,
+           void* stream_handle, void** each, void** extra) {
+    Function* f = function(m, handle);
+    if (f == nullptr) return kInvalidHandle;
+    Stream* stream = m.stream(stream_handle, current_context());
+    if (stream == nullptr) return kInvalidHandle;
+    if (stream->context != current_context() || f->module->context != stream->context) return kInvalidContext;
+    const u64 threads = u64{block_size[0]} * block_size[1] * block_size[2], blocks = u64{grid_size[0]} * grid_size[1] * grid_size[2];
+    if (blocks == 0 || threads == 0 || threads > 1024 || (each != nullptr && extra != nullptr)) return kInvalidValue;
+    if (shared > static_cast<u32>(m.attribute(kMaxSharedPerBlock))) return kInvalidValue;
+    std::vector<char> params;
+    int code = parameters(*f, each, extra, &params);
+    if (code != kOk) return code;
+    if (m.log.on) {
+        std::string line = "kernel " + f->name + " ";
+        char text[8];
+        for (const char byte : params) {
+            snprintf(text, sizeof text, "%02x", static_cast<unsigned char>(byte));
+            line += text;
+        }
+        m.log.note(line);
+    }
+    // A kernel that is not loaded yet blocks behind every wait of the context.
+    if ((code = load(lock, name, f)) != kOk) return code;
+    return enqueue(lock, stream, grid(f->entry, grid_size, block_size, shared, std::move(params)));
+}
+
 }  // namespace
 
 STANDIN_API int cuModuleLoadData(Module** out, const char* image) {
@@ -142,29 +169,20 @@ STANDIN_API int cuFuncGetAttribute(int* value, int attribute, void* handle) {
 STANDIN_API int cuLaunchKernel(void* handle, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 shared, void* stream_handle,
                                void** each, void** extra) {
     return call("cuLaunchKernel", Need::context, [&](Machine& m, Lock& lock) -> int {
-        Function* f = function(m, handle);
-        if (f == nullptr) return kInvalidHandle;
-        Stream* stream = m.stream(stream_handle, current_context());
-        if (stream == nullptr) return kInvalidHandle;
-        if (stream->context != current_context() || f->module->context != stream->context) return kInvalidContext;
-        const u64 threads = u64{bx} * by * bz, blocks = u64{gx} * gy * gz;
-        if (blocks == 0 || threads == 0 || threads > 1024 || (each != nullptr && extra != nullptr)) return kInvalidValue;
-        if (shared > static_cast<u32>(m.attribute(kMaxSharedPerBlock))) return kInvalidValue;
-        std::vector<char> params;
-        int code = parameters(*f, each, extra, &params);
-        if (code != kOk) return code;
-        if (m.log.on) {
-            std::string line = "kernel " + f->name + " ";
-            char text[8];
-            for (const char byte : params) {
-                snprintf(text, sizeof text, "%02x", static_cast<unsigned char>(byte));
-                line += text;
-            }
-            m.log.note(line);
-        }
-        // A kernel that is not loaded yet blocks behind every wait of the context.
-        if ((code = load(lock, "cuLaunchKernel", f)) != kOk) return code;
         const u32 grid_size[3] = {gx, gy, gz}, block_size[3] = {bx, by, bz};
-        return enqueue(lock, stream, grid(f->entry, grid_size, block_size, shared, std::move(params)));
+        return launch(m, lock, "cuLaunchKernel", handle, grid_size, block_size, shared, stream_handle, each, extra);
     }, handle, u64{gx}, u64{gy}, u64{gz}, u64{bx}, u64{by}, u64{bz}, u64{shared}, stream_handle);
+}
+
+// A dependent launch is one like any other: no kernel starts early here.
+STANDIN_API int cuLaunchKernelEx(const LaunchConfig* config, void* handle, void** each, void** extra) {
+    return call("cuLaunchKernelEx", Need::context, [&](Machine& m, Lock& lock) -> int {
+        constexpr int kStreamSerialization = 6;
+        for (u32 i = 0; i < config->count; i++) {
+            const LaunchAttribute& attribute = config->attributes[i];
+            if (attribute.id != kStreamSerialization || attribute.value.number < 0 || attribute.value.number > 1) return kInvalidValue;
+            if (m.attribute(kComputeMajor) < 9) return kNotSupported;
+        }
+        return launch(m, lock, "cuLaunchKernelEx", handle, config->grid, config->block, config->shared, config->stream, each, extra);
+    }, handle, u64{config->count}, config->stream);
 }

@@ -230,6 +230,19 @@ crate::dl_api! {
         optional {
             /// The UUID of the device; a MIG slice has its own UUID.
             fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) -> CudaResult;
+            /// Whether `device` can access memory of `peer`: 0 or 1.
+            fn cuDeviceCanAccessPeer(
+                can: *mut c_int,
+                device: CUdevice,
+                peer: CUdevice,
+            ) -> CudaResult;
+            /// One attribute of the link from `device` to `peer`.
+            fn cuDeviceGetP2PAttribute(
+                value: *mut c_int,
+                attribute: CUdevice_P2PAttribute,
+                device: CUdevice,
+                peer: CUdevice,
+            ) -> CudaResult;
             /// The identifier of the stream, unique in the process.
             fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong) -> CudaResult;
             /// The identifier of the context, unique in the process.
@@ -239,6 +252,13 @@ crate::dl_api! {
             fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) -> CudaResult;
             /// Loads a kernel now.
             fn cuFuncLoad(function: CUfunction) -> CudaResult;
+            /// Launches a kernel with attributes.
+            fn cuLaunchKernelEx(
+                config: *const CUlaunchConfig,
+                function: CUfunction,
+                params: *mut *mut c_void,
+                extra: *mut *mut c_void,
+            ) -> CudaResult;
 
             /// Creates physical memory; `flags` is 0.
             fn cuMemCreate(

@@ -41,6 +41,8 @@ pub type CUdevice = c_int;
 pub type CUdeviceptr = c_ulonglong;
 /// An attribute for `cuDeviceGetAttribute`: `CU_DEVICE_ATTRIBUTE_*`.
 pub type CUdevice_attribute = c_uint;
+/// An attribute for `cuDeviceGetP2PAttribute`: `CU_DEVICE_P2P_ATTRIBUTE_*`.
+pub type CUdevice_P2PAttribute = c_uint;
 /// An attribute for `cuPointerGetAttribute`: `CU_POINTER_ATTRIBUTE_*`.
 pub type CUpointer_attribute = c_uint;
 /// An attribute for `cuFuncGetAttribute`: `CU_FUNC_ATTRIBUTE_*`.
@@ -314,6 +316,48 @@ pub struct CUDA_MEMCPY2D {
     pub height: usize,
 }
 
+/// One attribute of a launch.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUlaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_*`.
+    pub id: c_uint,
+    /// Padding; 0.
+    pub pad: c_uint,
+    /// The 64 bytes of the value, whose start an attribute of type `int` uses.
+    pub value: [u64; 8],
+}
+
+impl CUlaunchAttribute {
+    /// An attribute of type `int`.
+    pub const fn int(id: c_uint, value: c_uint) -> Self {
+        Self {
+            id,
+            pad: 0,
+            // Little-endian, as every system that has this driver.
+            value: [value as u64, 0, 0, 0, 0, 0, 0, 0],
+        }
+    }
+}
+
+/// The shape of a launch, its stream and its attributes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUlaunchConfig {
+    /// Number of blocks in x, y and z.
+    pub grid: [c_uint; 3],
+    /// Threads per block in x, y and z.
+    pub block: [c_uint; 3],
+    /// Bytes of dynamic shared memory per block.
+    pub shared_bytes: c_uint,
+    /// The stream.
+    pub stream: CUstream,
+    /// The attributes; null if there are none.
+    pub attributes: *mut CUlaunchAttribute,
+    /// The number of attributes.
+    pub count: c_uint,
+}
+
 // The sizes and offsets of cuda.h 13.0 on 64-bit Linux.
 const _: () = {
     use std::mem::{align_of, offset_of, size_of};
@@ -334,6 +378,15 @@ const _: () = {
     assert!(offset_of!(CUstreamMemOpFlushRemoteWritesParams, flags) == 4);
     assert!(size_of::<CUstreamMemOpMemoryBarrierParams>() == 8);
     assert!(offset_of!(CUstreamMemOpMemoryBarrierParams, flags) == 4);
+
+    assert!(size_of::<CUlaunchAttribute>() == 72);
+    assert!(offset_of!(CUlaunchAttribute, value) == 8);
+    assert!(size_of::<CUlaunchConfig>() == 56);
+    assert!(offset_of!(CUlaunchConfig, block) == 12);
+    assert!(offset_of!(CUlaunchConfig, shared_bytes) == 24);
+    assert!(offset_of!(CUlaunchConfig, stream) == 32);
+    assert!(offset_of!(CUlaunchConfig, attributes) == 40);
+    assert!(offset_of!(CUlaunchConfig, count) == 48);
 
     assert!(size_of::<CUDA_MEMCPY2D>() == 128);
     assert!(offset_of!(CUDA_MEMCPY2D, src_pitch) == 48);

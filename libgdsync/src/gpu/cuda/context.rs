@@ -11,12 +11,12 @@
 //! A device in the compute mode EXCLUSIVE_PROCESS allows one context. There the application's
 //! context serves for both purposes, and the library frees memory only while all streams are idle.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
-use gdsync_sys::cuda::types::{CUcontext, CUdevice};
+use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUfunction, CUlaunchConfig};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
 use super::deferred::{self, DeferredFrees};
@@ -25,6 +25,15 @@ use super::engine::Engine;
 use super::pages::HostPages;
 use super::stream_pool::StreamPool;
 use crate::error::{Error, Kind, Result};
+use crate::gpu::host::HostPool;
+
+/// `cuLaunchKernelEx`.
+type LaunchEx = unsafe extern "C" fn(
+    *const CUlaunchConfig,
+    CUfunction,
+    *mut *mut c_void,
+    *mut *mut c_void,
+) -> CudaResult;
 
 /// The contexts of one device; see the module.
 pub(crate) struct Context {
@@ -38,7 +47,10 @@ pub(crate) struct Context {
     pub deferred: DeferredFrees,
     pub pages: HostPages,
     pub pool: DevicePool,
+    pub host: HostPool,
     pub streams: StreamPool,
+    /// The call for dependent launches, if driver and device support them.
+    pub dependent_launch: Option<LaunchEx>,
     /// Locked shared during an enqueue, exclusive while the owner of an application's memory is
     /// dropped.
     enqueueing: RwLock<()>,
@@ -135,7 +147,12 @@ impl Context {
             deferred: DeferredFrees::default(),
             pages: HostPages::default(),
             pool: DevicePool::default(),
+            host: HostPool::default(),
             streams: StreamPool::default(),
+            dependent_launch: cuda.cuLaunchKernelEx.filter(|_| {
+                let major = consts::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+                attribute(cuda, device, major) >= 9
+            }),
             enqueueing: RwLock::new(()),
             name,
             lost: AtomicI32::new(0),

@@ -1,6 +1,5 @@
 //! CUDA memory: device, pinned, registered, mapped, of other processes, of the application.
 
-use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
@@ -11,9 +10,11 @@ use gdsync_sys::cuda::types::CUdeviceptr;
 
 use super::context::Context;
 use super::device::Piece;
+use super::host;
 use super::pages::Units;
 use super::share::{self, Mapping};
 use crate::error::{Error, Kind, Result};
+use crate::gpu::host as files;
 use crate::gpu::runtime::{Allocation, Backing, Owner, View};
 use crate::gpu::{Mapped, SharedMemory};
 use crate::memop::DevicePtr;
@@ -33,20 +34,17 @@ pub(crate) enum Origin {
     #[default]
     Nothing,
     Device(Piece),
-    Pinned(*mut c_void),
+    Pinned(files::Piece),
     /// Host memory of the application, and its owner.
     Registered(Units, Option<Owner>),
     Mapped(Mapping),
     /// Memory of another process.
     Opened(CUdeviceptr),
+    /// Host memory of another process.
+    OpenedHost(files::Mapping),
     /// The owner of the application's memory, and its context.
     Owned(Owner, Arc<Context>),
 }
-
-// SAFETY: addresses that only the driver uses.
-unsafe impl Send for Origin {}
-// SAFETY: as above.
-unsafe impl Sync for Origin {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
@@ -71,31 +69,36 @@ impl Origin {
                 _ => None,
             };
         };
-        // SAFETY: the library made each of these, releases it once, and no stream uses it.
-        let (freed, call) = unsafe {
-            match self {
-                Origin::Nothing => return None,
-                Origin::Owned(owner, context) => {
-                    super::deferred::dispose(&context, owner);
-                    return None;
-                }
-                Origin::Device(piece) => {
-                    context.pool.give(context, piece);
-                    return None;
-                }
-                Origin::Pinned(at) => ((cuda.cuMemFreeHost)(at), "cuMemFreeHost"),
-                Origin::Registered(units, owner) => {
-                    context.pages.leave(context, &units);
-                    return owner;
-                }
-                Origin::Mapped(mapping) => {
-                    share::unmap(cuda, &mapping);
-                    return None;
-                }
-                Origin::Opened(at) => ((cuda.cuIpcCloseMemHandle)(at), "cuIpcCloseMemHandle"),
+        let freed = match self {
+            Origin::Nothing => Ok(()),
+            Origin::Owned(owner, context) => {
+                super::deferred::dispose(&context, owner);
+                Ok(())
             }
+            Origin::Device(piece) => {
+                context.pool.give(context, piece);
+                Ok(())
+            }
+            Origin::Pinned(piece) => match context.host.give(piece) {
+                Some(unit) => host::unregister(context, unit.mapping()),
+                None => Ok(()),
+            },
+            Origin::Registered(units, owner) => {
+                context.pages.leave(context, &units);
+                return owner;
+            }
+            Origin::Mapped(mapping) => {
+                share::unmap(cuda, &mapping);
+                Ok(())
+            }
+            Origin::Opened(at) => {
+                // SAFETY: the library opened it, closes it once, and no stream uses it.
+                let closed = unsafe { (cuda.cuIpcCloseMemHandle)(at) };
+                context.check(closed, "free memory", "cuIpcCloseMemHandle")
+            }
+            Origin::OpenedHost(mapping) => host::unregister(context, &mapping),
         };
-        if let Err(e) = context.check(freed, "free memory", call) {
+        if let Err(e) = freed {
             tracing::warn!(target: "gdsync", "{e}");
         }
         None
@@ -167,30 +170,6 @@ pub(super) fn device(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     // SAFETY: the memory was just allocated.
     unsafe { context.engine.zero(context, at, len)? };
     Ok(memory.into_allocation(None))
-}
-
-/// Allocates pinned host memory, zeroed.
-pub(super) fn pinned(context: &Arc<Context>, len: usize) -> Result<Allocation> {
-    const OPERATION: &str = "allocate pinned memory";
-    let mut host = std::ptr::null_mut();
-    let memory = {
-        let _own = context.enter_own()?;
-        let flags = consts::CU_MEMHOSTALLOC_PORTABLE | consts::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: allocates memory; the flag "portable" makes it accessible in the application's
-        // context.
-        let made = unsafe { (context.cuda.cuMemHostAlloc)(&mut host, len, flags) };
-        context.check(made, OPERATION, "cuMemHostAlloc")?;
-        let mut memory = Memory::new(context, 0, len, Origin::Pinned(host));
-        // SAFETY: the memory was just allocated.
-        let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut memory.at, host, 0) };
-        context.check(found, OPERATION, "cuMemHostGetDevicePointer")?;
-        memory
-    };
-    let base = NonNull::new(host.cast::<u8>())
-        .ok_or_else(|| Error::new(OPERATION, Kind::System, "cuMemHostAlloc returned null"))?;
-    // SAFETY: `len` bytes just allocated, which no other thread knows yet.
-    unsafe { base.as_ptr().write_bytes(0, len) };
-    Ok(memory.into_allocation(Some(base)))
 }
 
 /// Registers host memory of the application.

@@ -11,10 +11,12 @@ mod context;
 mod deferred;
 mod device;
 mod engine;
+mod host;
 mod memory;
 mod module;
 mod open;
 mod pages;
+mod peers;
 mod probe;
 mod share;
 mod stream;
@@ -22,7 +24,6 @@ mod stream_pool;
 mod submit;
 
 use std::any::Any;
-use std::ffi::CStr;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +34,7 @@ use gdsync_sys::cuda::consts;
 use super::runtime::{
     Allocation, Ends, EventHandle, ModuleHandle, Opener, Owner, Runtime, StreamHandle,
 };
-use super::{Gpu, KernelImage, MemoryKind, SharedMemory, WaitLimits};
+use super::{Gpu, GpuIdentity, KernelImage, MemoryKind, SharedMemory, Unreachable, WaitLimits};
 use crate::error::{Error, Kind, Result};
 use crate::memop::{Caps, DevicePtr};
 
@@ -59,7 +60,7 @@ pub(crate) struct CudaRuntime {
     host: Arc<dyn Host>,
     poller: MachineId,
     caps: Caps,
-    identity: u64,
+    number: u64,
     limits: WaitLimits,
     /// An event with timing, and the host's time when its stream had passed it.
     clock: Mutex<Option<(CudaEvent, Time)>>,
@@ -97,22 +98,20 @@ impl Runtime for CudaRuntime {
         OPENER.name
     }
 
-    fn identity(&self) -> u64 {
-        self.identity
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn identity(&self) -> GpuIdentity {
+        peers::identity(self.context.cuda, self.context.device)
+    }
+
+    fn reaches(&self, other: &GpuIdentity) -> Result<(), Unreachable> {
+        peers::reaches(&self.context, other)
     }
 
     fn pci(&self) -> Option<String> {
-        let mut text = [0_u8; 32];
-        let context = &self.context;
-        // SAFETY: writes a zero-terminated string within the length.
-        let asked = unsafe {
-            let at = text.as_mut_ptr().cast();
-            (context.cuda.cuDeviceGetPCIBusId)(at, text.len() as i32, context.device)
-        };
-        let text = asked
-            .is_success()
-            .then(|| CStr::from_bytes_until_nul(&text));
-        Some(text?.ok()?.to_str().ok()?.to_owned())
+        peers::pci(self.context.cuda, self.context.device)
     }
 
     fn caps(&self) -> Caps {
@@ -130,7 +129,7 @@ impl Runtime for CudaRuntime {
     fn allocate(&self, kind: MemoryKind, len: usize) -> Result<Allocation> {
         match kind {
             MemoryKind::Device => memory::device(&self.context, len),
-            MemoryKind::Pinned => memory::pinned(&self.context, len),
+            MemoryKind::Pinned => host::pinned(&self.context, len),
         }
     }
 

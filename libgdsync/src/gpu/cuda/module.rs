@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use gdsync_sys::cuda::types::{CUfunction, CUmodule};
+use gdsync_sys::cuda::types::{CUfunction, CUlaunchAttribute, CUlaunchConfig, CUmodule};
 use gdsync_sys::cuda::{CudaResult, consts};
 
 use super::context::Context;
@@ -164,6 +164,25 @@ impl Function {
         let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
         let context = &self.context;
         let _app = context.enter_to_enqueue()?;
+        if dims.dependent
+            && let Some(launch) = context.dependent_launch
+        {
+            let which = consts::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            let mut attribute = CUlaunchAttribute::int(which, 1);
+            let config = CUlaunchConfig {
+                grid: dims.grid,
+                block: dims.block,
+                shared_bytes: dims.shared,
+                stream: stream.handle(),
+                attributes: &mut attribute,
+                count: 1,
+            };
+            // SAFETY: as below; the driver copies the attribute too.
+            let launched =
+                unsafe { launch(&config, self.raw, std::ptr::null_mut(), extra.as_mut_ptr()) };
+            stream.count();
+            return context.check(launched, "launch kernel", "cuLaunchKernelEx");
+        }
         // SAFETY: live function and stream of one context; the driver copies the parameters before
         // it returns. The caller of the launch promises that they fit the kernel.
         let launched = unsafe {

@@ -5,14 +5,14 @@ use std::ffi::c_void;
 use std::sync::{Arc, Once};
 
 use gds_step::Mutex;
-use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream, CUuuid};
+use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 use gdsync_sys::gpu_choice::LocalRank;
 
 use super::context::{Context, attribute, check};
 use super::deferred::Poller;
 use super::probe::{OLDEST, cuda_caps, cuda_refusal, driver_too_old, is_exclusive, wait_limits};
-use super::{CudaRuntime, CudaStream};
+use super::{CudaRuntime, CudaStream, peers};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Stream};
 
@@ -58,7 +58,7 @@ impl std::fmt::Display for Chain<'_> {
     }
 }
 
-fn name_of(cuda: &Cuda, device: CUdevice) -> String {
+pub(super) fn name_of(cuda: &Cuda, device: CUdevice) -> String {
     let mut name = [0_u8; 128];
     // SAFETY: stores at most 128 bytes, zero-terminated.
     let asked = unsafe { (cuda.cuDeviceGetName)(name.as_mut_ptr().cast(), 128, device) };
@@ -73,18 +73,13 @@ fn name_of(cuda: &Cuda, device: CUdevice) -> String {
 }
 
 /// A number of the GPU that is the same in every process, and not 0.
-fn identity(cuda: &Cuda, device: CUdevice) -> u64 {
-    let mut uuid = CUuuid::default();
-    // SAFETY: stores 16 bytes.
-    let asked = cuda
-        .cuDeviceGetUuid_v2
-        .map(|get| unsafe { get(&mut uuid, device) });
-    if asked.is_none_or(|asked| !asked.is_success()) {
+fn number(cuda: &Cuda, device: CUdevice) -> u64 {
+    let Some(uuid) = peers::uuid(cuda, device) else {
         // GPUs without a UUID must count as the same GPU, because they may be.
         return 1;
-    }
+    };
     let half = |bytes: &[u8]| bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b));
-    (half(&uuid.bytes[..8]) ^ half(&uuid.bytes[8..])).max(1)
+    (half(&uuid[..8]) ^ half(&uuid[8..])).max(1)
 }
 
 fn context_id(cuda: &Cuda, context: CUcontext) -> u64 {
@@ -125,7 +120,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         host,
         poller,
         caps: cuda_caps(cuda, device),
-        identity: identity(cuda, device),
+        number: number(cuda, device),
         limits: wait_limits(connections.ok().as_deref()),
         clock: Mutex::default(),
         same_address,

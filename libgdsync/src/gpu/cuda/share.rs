@@ -1,5 +1,5 @@
-//! Device memory for other processes and other drivers: CUDA IPC, file descriptors of mapped
-//! memory, dma-buf.
+//! Memory for other processes and other drivers: CUDA IPC, file descriptors of mapped memory and of
+//! pinned memory, dma-buf.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use gdsync_sys::cuda::types::{
 use gdsync_sys::cuda::{Cuda, consts};
 
 use super::context::{Context, attribute};
+use super::host;
 use super::memory::{Memory, Origin};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::SharedMemory;
@@ -169,9 +170,10 @@ pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
         Origin::Mapped(mapping) => (mapping, (memory.at() - mapping.at) as usize),
         Origin::Device(piece) => piece.share(),
         Origin::Owned(..) | Origin::Nothing => return by_ipc(memory),
-        Origin::Pinned(..) | Origin::Registered(..) | Origin::Opened(_) => {
-            let what = "the region is host memory, or memory of another process; only device memory \
-                        of this process can be shared";
+        Origin::Pinned(piece) => return piece.share(memory.len()),
+        Origin::Registered(..) | Origin::Opened(_) | Origin::OpenedHost(_) => {
+            let what = "the region is host memory of the application, or memory of another process; \
+                        only memory that the library allocated here can be shared";
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         }
     };
@@ -289,6 +291,7 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             let memory = Memory::new(context, at, len, Origin::Mapped(mapping));
             Ok(memory.into_allocation(None))
         }
+        SharedMemory::Host { fd, offset, len } => host::open(context, fd, *offset, *len),
     }
 }
 

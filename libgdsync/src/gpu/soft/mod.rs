@@ -5,21 +5,25 @@
 //! on threads of this process.
 
 use std::any::Any;
-use std::os::fd::OwnedFd;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 pub use gds_step::Host;
 use gds_step::{MachineId, Thread, Time};
 pub use softgpu::{Kernel as SoftKernel, Stream as SoftStream, Weak};
 
+use super::host::{self, HostPool};
+use super::identity::Device;
 use super::runtime::{
     Allocation, Backing, Ends, EventHandle, ModuleHandle, Opener, Owner, Runtime, StreamHandle,
     View, foreign,
 };
 use super::{
-    Dims, Gpu, Kernel, KernelImage, Mapped, MemoryKind, SOFT_CAPS, SharedMemory, Stream, WaitLimits,
+    Dims, Gpu, GpuIdentity, Kernel, KernelImage, Mapped, MemoryKind, SOFT_CAPS, SharedMemory,
+    Stream, Unreachable, WaitLimits,
 };
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
@@ -89,8 +93,7 @@ pub(crate) fn window(region: &super::Region) -> Option<softgpu::Window> {
     let memory: &Memory = (region.backing() as &dyn Any).downcast_ref()?;
     Some(match memory {
         Memory::Device(m) => m.window(),
-        Memory::Pinned(m) => m.window(),
-        Memory::Host(m) => m.window(),
+        Memory::Pinned(m, _) | Memory::Host(m) => m.window(),
     })
 }
 
@@ -144,9 +147,11 @@ impl Default for SoftOptions {
 #[derive(Debug)]
 enum Memory {
     Device(softgpu::DeviceMemory),
-    // Only the virtual NIC uses the window.
+    /// Pinned memory of the library.
+    // Only the virtual NIC uses the registration.
     #[cfg_attr(not(feature = "emulated"), allow(dead_code))]
-    Pinned(softgpu::PinnedMemory),
+    Pinned(softgpu::HostRegistration, Arc<host::Owned>),
+    /// Host memory of the application, or of another process.
     Host(softgpu::HostRegistration),
 }
 
@@ -184,11 +189,19 @@ impl Backing for Memory {
 
     fn share(&self) -> Result<SharedMemory> {
         const OPERATION: &str = "share memory";
-        Ok(SharedMemory::File {
-            fd: self.export(OPERATION)?,
-            offset: 0,
-            len: self.device(OPERATION)?.len() as u64,
-        })
+        match self {
+            Memory::Device(memory) => Ok(SharedMemory::File {
+                fd: self.export(OPERATION)?,
+                offset: 0,
+                len: memory.len() as u64,
+            }),
+            Memory::Pinned(memory, owned) => owned.piece().share(memory.len()),
+            Memory::Host(_) => {
+                let what = "the region is host memory of the application, or of another process; \
+                            only memory that the library allocated here can be shared";
+                Err(Error::new(OPERATION, Kind::Unsupported, what))
+            }
+        }
     }
 
     fn dma_buf(&self, _: bool) -> Result<(OwnedFd, u64)> {
@@ -207,6 +220,8 @@ impl Backing for Memory {
 #[derive(Debug)]
 pub(crate) struct SoftRuntime {
     gpu: softgpu::Gpu,
+    pinned: Arc<HostPool>,
+    number: u64,
     host: Arc<dyn Host>,
     engine: MachineId,
     caps: Caps,
@@ -216,7 +231,8 @@ pub(crate) struct SoftRuntime {
 
 impl SoftRuntime {
     pub fn open(host: Arc<dyn Host>, options: SoftOptions) -> Result<Gpu> {
-        let name = format!("gpu{}", NEXT_GPU.fetch_add(1, Ordering::Relaxed));
+        let number = NEXT_GPU.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gpu{number}");
         let config = softgpu::Config {
             name: name.clone(),
             caps: softgpu::Caps {
@@ -237,6 +253,8 @@ impl SoftRuntime {
         let engine = host.attach(Thread::Device, Box::new(engine));
         Gpu::from_runtime(Box::new(SoftRuntime {
             gpu,
+            pinned: Arc::default(),
+            number: number.into(),
             host,
             engine,
             caps: options.caps,
@@ -252,6 +270,30 @@ impl SoftRuntime {
             cpu: None,
             backing: Box::new(Memory::Device(memory)),
         }
+    }
+
+    /// Makes host memory known to the GPU.
+    ///
+    /// # Safety
+    /// As for [`Runtime::register`].
+    unsafe fn host_memory(
+        &self,
+        operation: &'static str,
+        base: NonNull<u8>,
+        len: usize,
+        owner: Option<Arc<dyn Any + Send + Sync>>,
+        of: impl FnOnce(softgpu::HostRegistration) -> Memory,
+    ) -> Result<Allocation> {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { self.gpu.register_host(base.as_ptr(), len, owner) };
+        let memory = memory.map_err(|e| system(operation, &e))?;
+        Ok(Allocation {
+            addr: DevicePtr(memory.addr().raw()),
+            len,
+            // SAFETY: as the caller promises; the region hands out copies only while it lives.
+            cpu: Some(unsafe { Mapped::new(base, len) }),
+            backing: Box::new(of(memory)),
+        })
     }
 
     #[cold]
@@ -278,6 +320,18 @@ impl Runtime for SoftRuntime {
 
     fn is_software(&self) -> bool {
         true
+    }
+
+    fn identity(&self) -> GpuIdentity {
+        GpuIdentity(Device::Soft {
+            process: process(),
+            gpu: self.number,
+        })
+    }
+
+    /// Its memory is memory of the host.
+    fn reaches(&self, _: &GpuIdentity) -> Result<(), Unreachable> {
+        Ok(())
     }
 
     fn wait_limits(&self) -> Option<WaitLimits> {
@@ -309,19 +363,12 @@ impl Runtime for SoftRuntime {
                 Ok(self.device(memory))
             }
             MemoryKind::Pinned => {
-                let memory = self
-                    .gpu
-                    .alloc_pinned(len)
-                    .map_err(|e| system("allocate pinned memory", &e))?;
-                let base = pointer(memory.as_ptr())?;
-                Ok(Allocation {
-                    addr: DevicePtr(memory.addr().raw()),
-                    len,
-                    // SAFETY: the memory has at least `len` bytes and lives in `backing`; the
-                    // region hands out copies only while it lives.
-                    cpu: Some(unsafe { Mapped::new(base, len) }),
-                    backing: Box::new(Memory::Pinned(memory)),
-                })
+                let owned = Arc::new(host::Owned::new(&self.pinned, len)?);
+                let base = owned.piece().base();
+                let owner = Arc::clone(&owned);
+                let of = |memory| Memory::Pinned(memory, owned);
+                // SAFETY: the owner keeps the memory, which only devices and regions access.
+                unsafe { self.host_memory("allocate pinned memory", base, len, Some(owner), of) }
             }
         }
     }
@@ -333,17 +380,9 @@ impl Runtime for SoftRuntime {
         owner: Option<Owner>,
     ) -> Result<Allocation> {
         let owner = owner.map(|owner| Arc::new(owner) as _);
-        // SAFETY: the caller promises that the memory outlives its owner.
-        let memory = unsafe { self.gpu.register_host(ptr, len, owner) }
-            .map_err(|e| system("register host memory", &e))?;
         let base = pointer(ptr)?;
-        Ok(Allocation {
-            addr: DevicePtr(memory.addr().raw()),
-            len,
-            // SAFETY: as the caller promises.
-            cpu: Some(unsafe { Mapped::new(base, len) }),
-            backing: Box::new(Memory::Host(memory)),
-        })
+        // SAFETY: the caller promises that the memory outlives its owner.
+        unsafe { self.host_memory("register host memory", base, len, owner, Memory::Host) }
     }
 
     unsafe fn adopt(&self, _: DevicePtr, _: usize, _: Option<Owner>) -> Result<Allocation> {
@@ -358,10 +397,21 @@ impl Runtime for SoftRuntime {
     unsafe fn open_shared(&self, shared: &SharedMemory) -> Result<Allocation> {
         const OPERATION: &str = "open shared memory";
         let refused = |why: &str| self.refuse(OPERATION, Kind::Invalid, why);
-        let SharedMemory::File { fd, offset: 0, len } = shared else {
-            return Err(refused(
-                "cannot open the handle: a soft GPU did not create it",
-            ));
+        let (fd, len) = match shared {
+            SharedMemory::File { fd, offset: 0, len } => (fd, len),
+            SharedMemory::Host { fd, offset, len } => {
+                let (mapping, inside) = host::open(fd.as_fd(), *offset, *len)?;
+                // SAFETY: inside the mapping.
+                let base = unsafe { mapping.base().add(inside) };
+                let (len, owner) = (*len as usize, Some(Arc::new(mapping) as _));
+                // SAFETY: the owner keeps the mapping, which only devices and regions access.
+                return unsafe { self.host_memory(OPERATION, base, len, owner, Memory::Host) };
+            }
+            _ => {
+                return Err(refused(
+                    "cannot open the handle: a soft GPU did not create it",
+                ));
+            }
         };
         let len = usize::try_from(*len)
             .map_err(|_| refused("cannot open the handle: its length exceeds the address space"))?;
@@ -547,6 +597,13 @@ fn translate(op: &Op) -> softgpu::MemOp {
         Op::Fence => softgpu::MemOp::Fence,
         Op::Flush => softgpu::MemOp::FlushRemote,
     }
+}
+
+/// A random number of this process.
+fn process() -> u64 {
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    // The keys of the standard library's hashers are random.
+    *PROCESS.get_or_init(|| RandomState::new().build_hasher().finish())
 }
 
 /// The maximum number of wait slots: a soft GPU with more channels has no limit that matters.

@@ -117,7 +117,7 @@ impl Qp {
     pub(in crate::rdma) fn create(pd: &Pd, config: &QpConfig) -> Result<Qp> {
         let doorbell = config.doorbell.resolve()?;
         // Kernels of a soft GPU run on a CPU and have no advantage.
-        let costs = pd.device().gpu().caps().kernels && pd.device().gpu().identity() != 0;
+        let costs = pd.device().gpu().caps().kernels && pd.device().gpu().number() != 0;
         let lowering = match (doorbell, config.lowering.resolve()?) {
             (Doorbell::CpuThread, _) => Lowering::MemOps,
             (_, Lowering::Auto) if !costs => Lowering::MemOps,
@@ -212,7 +212,7 @@ impl Qp {
             node: self.core.nic.node(),
             qpn: self.core.qpn(),
             psn: self.core.psn(&self.core.lock()),
-            gpu: self.core.gpu.identity(),
+            gpu: self.core.gpu.number(),
             process: crate::nic::process(),
             port: self.core.nic.port(),
             qkey: match self.core.transport {
@@ -250,7 +250,7 @@ impl Qp {
         let up = self.core.went_up(OPERATION, up);
         up.map_err(|e| e.with_owner(&self))?;
         self.there = peer.rail;
-        self.spin = peer.gpu != self.core.gpu.identity() || peer.process == crate::nic::process();
+        self.spin = peer.gpu != self.core.gpu.number() || peer.process == crate::nic::process();
         Ok(())
     }
 
