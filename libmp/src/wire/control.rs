@@ -601,6 +601,22 @@ mod tests {
                 value: 0,
                 lost: Ranks::default(),
             }),
+            Control::Memory(Export {
+                key: 1,
+                addr: 2 << 40,
+                len: 3,
+                offset: 4,
+                host: true,
+            }),
+            Control::Mapped {
+                key: 1,
+                place: Some((2 << 40, 3)),
+            },
+            Control::Mapped {
+                key: 1,
+                place: None,
+            },
+            Control::Released { key: u32::MAX },
         ];
         for message in all {
             let bytes = message.encode();
@@ -612,10 +628,10 @@ mod tests {
             longer.push(0);
             assert!(Control::decode(&longer).is_err());
             let mut other = bytes;
-            other[4] = 9;
+            other[4] = 7;
             let e = Control::decode(&other).unwrap_err().to_string();
             let ours = format!("version {VERSION}");
-            assert!(e.contains("version 9") && e.contains(&ours), "{e}");
+            assert!(e.contains("version 7") && e.contains(&ours), "{e}");
         }
     }
 }
