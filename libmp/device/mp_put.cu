@@ -1,4 +1,4 @@
-// Puts of a rank to itself: WQEs in pinned memory, in their order. One block of any number of
+// Puts by copies: WQEs in pinned memory, in their order. One block of any number of
 // threads; a single WQE whose end is not reported may have any number of blocks.
 #include "mp_copy.hpp"
 
@@ -11,7 +11,7 @@ struct PutPiece {
     u64 address;
 };
 
-// libmp/src/path/local/wqe.rs has the same layout. The fields of a work request, which the sender's
+// libmp/src/path/copy/wqe.rs has the same layout. The fields of a work request, which the sender's
 // kernel may have patched, are big-endian.
 struct PutWqe {
     u32 control;

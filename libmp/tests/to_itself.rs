@@ -1,4 +1,4 @@
-//! Messages of a rank to itself, by `path/local`: refusals, waits of other streams, memory that is
+//! Messages of a rank to itself, by `path/copy`: refusals, waits of other streams, memory that is
 //! returned, and puts of the CPU without a waiting request.
 
 mod common;

@@ -127,7 +127,7 @@ pub(crate) struct Stamp<const N: usize> {
 /// Maximum number of puts of [`Puts`].
 pub(crate) const PUTS: usize = 4;
 
-/// The parameters of the kernel that executes puts of a rank to itself. `path::local` writes the
+/// The parameters of the kernel that executes puts by copies. `path::copy` writes the
 /// WQEs; the kernel executes them in order, except WQEs whose opcode has become a NOP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]

@@ -38,15 +38,9 @@ impl Engine {
             (None, true) => Some(self.stage(len as usize)?),
             (None, false) => None,
         };
-        let staging = match (large, spec.segments.first()) {
-            (true, Some(first)) => {
-                let rank = match spec.from {
-                    Source::Rank(rank) => Some(rank),
-                    Source::Any => None,
-                };
-                self.shared_staging(rank, first.memory(), staging, len as usize)?
-            }
-            _ => staging,
+        let staging = match large {
+            true => self.shared_staging(spec, staging, len as usize)?,
+            false => staging,
         };
         let packed = match (spec.packed, &staging) {
             (Some(_), Some(staging)) => Some([staging.slice(0, len as usize)?]),

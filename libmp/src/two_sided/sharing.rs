@@ -1,14 +1,17 @@
 //! Memory that this rank shares with ranks of its host, for `Path::Ipc`: when it is sent, and the
 //! wait until a peer has mapped the memory of a large receive. `path::ipc` has the state.
 
+use gdsync::Status;
+use gdsync::gpu::Region;
+
 use super::engine::Engine;
-use super::peer::{Cause, Target};
+use super::peer::{Cause, Peer, Target};
+use super::spec::{On, RecvOp, Source};
 use super::state::{State, not_connected};
 use crate::error::{Error, Kind, Result, time};
 use crate::path::{Keys, Named, Path, export, keys_in, refused};
-use crate::region::Memory;
+use crate::region::{Memory, Slice};
 use crate::wire::control::Control;
-use gdsync::Status;
 
 const SHARE: &str = "share memory";
 
@@ -31,7 +34,7 @@ impl Engine {
         state: &mut State,
         rank: u32,
         key: u32,
-        region: &gdsync::gpu::Region,
+        region: &Region,
     ) -> Result<bool> {
         let none = || not_connected(SHARE, rank);
         let peer = state.peers.get_mut(rank).ok_or_else(none)?;
@@ -46,28 +49,28 @@ impl Engine {
         Ok(true)
     }
 
-    /// The memory of a large receive from `rank`, or from any rank: `staging` if there is one, or
-    /// if `memory` cannot be shared. A rank of this host has mapped it.
+    /// The staging memory of a large receive: also made if the sender may be a rank of this host
+    /// that cannot map the memory of the receive. A sender that is named has mapped the memory to
+    /// which it will copy.
     pub(super) fn shared_staging(
         &self,
-        rank: Option<u32>,
-        memory: &Memory,
+        spec: &RecvOp<'_>,
         staging: Option<Memory>,
         len: usize,
     ) -> Result<Option<Memory>> {
-        let applies = match rank {
-            Some(rank) => self.paths.to(rank) == Path::Ipc,
-            None => self.paths.maps(),
+        let applies = match spec.from {
+            Source::Rank(rank) => self.paths.to(rank) == Path::Ipc,
+            Source::Any => self.paths.maps(),
         };
         if !applies {
             return Ok(staging);
         }
-        let staging = match staging {
-            None if !memory.keys().can_share() => Some(self.stage(len)?),
-            staging => staging,
+        let own = spec.segments.first().map(Slice::memory);
+        let staging = match (staging, own) {
+            (None, Some(own)) if !own.keys().can_share() => Some(self.stage(len)?),
+            (staging, _) => staging,
         };
-        if let Some(rank) = rank {
-            let memory = staging.as_ref().unwrap_or(memory);
+        if let (Source::Rank(rank), Some(memory)) = (spec.from, staging.as_ref().or(own)) {
             self.await_mapped(rank, memory.keys())?;
         }
         Ok(staging)
@@ -117,7 +120,7 @@ impl Engine {
     /// Sends memory to `rank`.
     #[cold]
     fn begin_sharing(&self, rank: u32, keys: &Keys) -> Result<()> {
-        let (mut state, _) = self.ensure(rank, &super::spec::On::Cpu, Target::Lanes)?;
+        let (mut state, _) = self.ensure(rank, &On::Cpu, Target::Lanes)?;
         self.offer(&mut state, rank, keys)
     }
 
@@ -154,7 +157,7 @@ impl Engine {
             return;
         }
         for key in self.paths.copier().released() {
-            let has = |peer: &mut super::peer::Peer| {
+            let has = |peer: &mut Peer| {
                 (peer.link.shared.unname(key) && peer.is_here()).then_some(peer.rank)
             };
             let ranks: Vec<u32> = state.peers.iter_mut().filter_map(has).collect();

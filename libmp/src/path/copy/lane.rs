@@ -7,7 +7,7 @@ use gdsync::gpu::{Condition, Region, Word64};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
-use super::wqe::{WQES, Wqes};
+use super::wqe::{BLOCK, MOST, Wqes};
 use super::{Copier, Piece, Span};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Stamp};
@@ -71,6 +71,17 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    fn free() -> Slot {
+        Slot {
+            serial: 0,
+            state: PutState::Free,
+            words: false,
+            len: 0,
+            to: Span::default(),
+            from: Vec::with_capacity(1),
+        }
+    }
+
     /// Releases the source memory.
     pub fn let_go(&mut self) {
         self.from.clear();
@@ -97,21 +108,13 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub fn new(copier: &Copier) -> Result<Lane> {
-        let free = || Slot {
-            serial: 0,
-            state: PutState::Free,
-            words: false,
-            len: 0,
-            to: Span::default(),
-            from: Vec::new(),
-        };
         Ok(Lane {
             wqes: Wqes::new(&copier.gpu)?,
             copier: copier.clone(),
-            slots: (0..WQES).map(|_| free()).collect(),
+            slots: (0..BLOCK).map(|_| Slot::free()).collect(),
             next: 0,
             count: 0,
-            queue: VecDeque::with_capacity(WQES),
+            queue: VecDeque::with_capacity(BLOCK),
             copied: 0,
             buffer: vec![0; BUFFER].into(),
             failed: None,
@@ -147,16 +150,25 @@ impl Lane {
     fn take(&mut self) -> Result<usize> {
         const OPERATION: &str = "prepare request";
         self.check(OPERATION)?;
-        let mut places = (0..WQES).map(|i| (self.next + i) % WQES);
-        places.find(|at| self.is_free(*at)).ok_or_else(|| {
-            let what = "too many puts by copies are in flight; retry later";
-            Error::new(OPERATION, Kind::QueueFull, what).with_limit(WQES, "puts")
-        })
+        let count = self.slots.len();
+        let mut places = (0..count).map(|i| (self.next + i) % count);
+        match places.find(|at| self.is_free(*at)) {
+            Some(at) => Ok(at),
+            None if count < MOST => {
+                self.wqes.grow()?;
+                self.slots.extend((0..BLOCK).map(|_| Slot::free()));
+                Ok(count)
+            }
+            None => {
+                let what = "too many puts by copies are in flight; retry later";
+                Err(Error::new(OPERATION, Kind::QueueFull, what).with_limit(MOST, "puts"))
+            }
+        }
     }
 
     fn prepare(&mut self, at: usize, to: Span, words: bool) -> Result<Put> {
         self.count += 1;
-        self.next = (at + 1) % WQES;
+        self.next = (at + 1) % self.slots.len();
         let slot = &mut self.slots[at];
         slot.serial = self.count;
         slot.state = PutState::Prepared;
@@ -334,7 +346,7 @@ impl Lane {
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = self.wqes.failed().store(status.0);
         self.queue.clear();
-        for at in 0..WQES {
+        for at in 0..self.slots.len() {
             if let PutState::Posted(last) = self.slots[at].state
                 && !self.is_done(last)
             {
@@ -342,7 +354,7 @@ impl Lane {
                 self.slots[at].from.clear();
             }
         }
-        for at in 0..WQES {
+        for at in 0..self.slots.len() {
             if self.slots[at].state == PutState::Lost {
                 let _ = self.wqes.done(at).store(self.slots[at].serial);
             }

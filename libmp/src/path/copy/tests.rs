@@ -6,7 +6,7 @@ use gdsync::Status;
 use gdsync::gpu::{Condition, MemoryKind, Region, Word64};
 use gdsync::rdma::Descriptor;
 
-use super::wqe::WQES;
+use super::wqe::MOST;
 use super::*;
 use crate::error::Kind;
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
@@ -283,7 +283,7 @@ fn wqes_are_reused_when_their_puts_are_done_or_aborted() {
     let mut bench = Bench::new(MemoryKind::Pinned);
     let to = bench.to(0);
     let mut prepare = || bench.lane.put_bytes(&[1; 28], to);
-    let puts: Vec<Put> = (0..WQES).map(|_| prepare().unwrap()).collect();
+    let puts: Vec<Put> = (0..MOST).map(|_| prepare().unwrap()).collect();
     assert_eq!(prepare().unwrap_err().kind(), Kind::QueueFull);
     // A put that is not the newest can be aborted, too.
     bench.lane.abort(puts[5]).unwrap();

@@ -8,8 +8,10 @@ use crate::error::Result;
 use crate::kernels::Patch;
 use crate::path::{INLINE, MOST_PIECES};
 
+/// Number of WQEs that are allocated at a time.
+pub(super) const BLOCK: usize = 256;
 /// Puts of a lane that are prepared or in flight at a time.
-pub(super) const WQES: usize = 256;
+pub(super) const MOST: usize = 4096;
 
 /// Offsets in a WQE: the opcode's word, the remote key and address, the number of pieces, the
 /// pieces.
@@ -27,59 +29,81 @@ const _: () = assert!(FIRST + PIECE <= BYTES);
 /// The opcode field: any opcode except a NOP.
 const OPCODE: [u8; 4] = [0, 0, 0, 8];
 
-/// The WQEs of a lane; after them a word for each WQE, and the word that stores that the lane
-/// failed.
-pub(super) struct Wqes {
+/// WQEs in one allocation; after them a word for each WQE.
+struct Block {
     memory: Region,
     /// By WQE: the serial number up to which its puts are done.
     done: Vec<Word64>,
+}
+
+/// The WQEs of a lane, in blocks of [`BLOCK`], and the word that stores that the lane failed.
+pub(super) struct Wqes {
+    gpu: Gpu,
+    blocks: Vec<Block>,
     /// Not 0: no further put is executed.
     failed: Word32,
 }
 
 impl Wqes {
     pub fn new(gpu: &Gpu) -> Result<Wqes> {
-        let words = WQES * LEN;
-        let memory = gpu.alloc(MemoryKind::Pinned, words + 8 * (WQES + 1))?;
+        let mut wqes = Wqes {
+            gpu: gpu.clone(),
+            blocks: Vec::with_capacity(MOST / BLOCK),
+            failed: gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?,
+        };
+        wqes.grow()?;
+        Ok(wqes)
+    }
+
+    /// Adds a block.
+    pub fn grow(&mut self) -> Result<()> {
+        let words = BLOCK * LEN;
+        let memory = self.gpu.alloc(MemoryKind::Pinned, words + 8 * BLOCK)?;
         let word = |at: usize| memory.word64(words + 8 * at);
-        Ok(Wqes {
-            done: (0..WQES).map(word).collect::<Result<_, _>>()?,
-            failed: memory.word32(words + 8 * WQES)?,
-            memory,
-        })
+        let done = (0..BLOCK).map(word).collect::<Result<_, _>>()?;
+        self.blocks.push(Block { memory, done });
+        Ok(())
+    }
+
+    /// The memory of a WQE, and its offset there.
+    fn at(&self, at: usize) -> (&Region, usize) {
+        (&self.blocks[at / BLOCK].memory, at % BLOCK * LEN)
     }
 
     pub fn done(&self, at: usize) -> &Word64 {
-        &self.done[at]
+        &self.blocks[at / BLOCK].done[at % BLOCK]
     }
 
     pub fn failed(&self) -> &Word32 {
         &self.failed
     }
 
-    /// The memory of the WQEs.
+    /// The memory of the first WQEs.
     #[cfg(test)]
     pub fn memory(&self) -> &Region {
-        &self.memory
+        &self.blocks[0].memory
     }
 
     /// The WQE's address, for kernels.
     pub fn addr(&self, at: usize) -> u64 {
-        self.memory.addr().0 + (at * LEN) as u64
+        let (memory, offset) = self.at(at);
+        memory.addr().0 + offset as u64
     }
 
     /// The captured bytes of a put.
     pub fn captured(&self, at: usize, len: usize) -> Piece<'_> {
+        let (region, offset) = self.at(at);
         Piece {
-            region: &self.memory,
-            offset: at * LEN + BYTES,
+            region,
+            offset: offset + BYTES,
             len,
         }
     }
 
     /// Captures bytes with a put.
     pub fn capture(&self, at: usize, bytes: &[u8]) -> Result<()> {
-        Ok(self.memory.write(at * LEN + BYTES, bytes)?)
+        let (memory, offset) = self.at(at);
+        Ok(memory.write(offset + BYTES, bytes)?)
     }
 
     /// Writes all fields of a WQE except its pieces.
@@ -89,7 +113,8 @@ impl Wqes {
         head[KEY..ADDRESS].copy_from_slice(&to.key.to_be_bytes());
         head[ADDRESS..PIECES].copy_from_slice(&to.addr.to_be_bytes());
         head[PIECES..PIECES + 4].copy_from_slice(&(pieces as u32).to_ne_bytes());
-        Ok(self.memory.write(at * LEN, &head)?)
+        let (memory, offset) = self.at(at);
+        Ok(memory.write(offset, &head)?)
     }
 
     /// Writes a piece of a WQE.
@@ -98,7 +123,8 @@ impl Wqes {
         let addr = piece.region.addr().0 + piece.offset as u64;
         b[..4].copy_from_slice(&(piece.len as u32).to_be_bytes());
         b[8..].copy_from_slice(&addr.to_be_bytes());
-        Ok(self.memory.write(at * LEN + FIRST + index * PIECE, &b)?)
+        let (memory, offset) = self.at(at);
+        Ok(memory.write(offset + FIRST + index * PIECE, &b)?)
     }
 
     /// The addresses of the fields that a kernel completes in a put of one piece: the destination
