@@ -87,8 +87,10 @@ conformance programs 150 'cuda program'
 conformance waiting-streams 150 'waiting streams' --skip 'soft '
 conformance killed-peer 60 'cuda a killed peer'
 conformance kernels 30 'cuda kernel'
+# Two processes on one GPU, and on two where the machine has them; memory of one process.
+conformance shared-memory 60 'cuda shared memory'
 conformance failures-and-memory 60 'cuda ' --skip program --skip 'waiting streams' \
-    --skip killed --skip 'cuda kernel'
+    --skip killed --skip 'cuda kernel' --skip 'shared memory'
 # Messages: cells that cover the values of their matrix; the ranks are threads that share the GPU,
 # and processes.
 step messages 240 "$here/conformance" mp --gpu cuda --color never
@@ -160,8 +162,9 @@ sanitize() {
 }
 
 # The skipped trials start processes, and the tool would observe only a part of them.
-sanitize memcheck 90 'cuda ' --skip killed --skip 'waiting streams'
-sanitize racecheck 60 'cuda ' --skip killed --skip 'waiting streams' --skip 'full stream'
+sanitize memcheck 90 'cuda ' --skip killed --skip 'waiting streams' --skip 'two processes'
+sanitize racecheck 60 'cuda ' --skip killed --skip 'waiting streams' --skip 'full stream' \
+    --skip 'two processes'
 sanitize synccheck 60 'cuda kernel'
 
 # --- the end ------------------------------------------------------------------------------

@@ -50,11 +50,19 @@ cases! {
     };
 }
 
+/// A GPU whose queues need no more registrations of pinned memory, so that the next registration is
+/// that of a doorbell.
+fn with_pinned_memory() -> Gpu {
+    let gpu = Gpu::cuda(0).unwrap();
+    drop(gpu.alloc(MemoryKind::Pinned, 64).unwrap());
+    gpu
+}
+
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread() {
     inside_with_cuda!();
-    let gpu = Gpu::cuda(0).unwrap();
+    let gpu = with_pinned_memory();
     // CUDA_ERROR_NOT_SUPPORTED.
     Control::open().fail("cuMemHostRegister_v2", 801, 0);
     comes_to(&gpu, Provider::Verbs, "WARN", &["register host memory"]);
@@ -66,7 +74,7 @@ fn a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread() {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn named_nic_is_driven_by_a_cpu_thread_too() {
     inside_with_cuda!(("GDS_NIC", "mlx5_0"));
-    let gpu = Gpu::cuda(0).unwrap();
+    let gpu = with_pinned_memory();
     // CUDA_ERROR_INVALID_VALUE.
     Control::open().fail("cuMemHostRegister_v2", 1, 0);
     comes_to(&gpu, Provider::Verbs, "WARN", &["register host memory"]);

@@ -58,7 +58,8 @@ fn an_exclusive_gpu_is_used_with_one_context() {
     assert_eq!(control.live()["contexts"], 1);
     let gate = gpu.word();
     let memory = [MemoryKind::Device, MemoryKind::Pinned].map(|kind| {
-        let memory = gpu.alloc(kind, 4096).unwrap();
+        // With a registration of its own, if it is pinned.
+        let memory = gpu.alloc(kind, 1 << 20).unwrap();
         memory.write(0, &[7; 64]).unwrap();
         memory
     });
@@ -75,11 +76,13 @@ fn an_exclusive_gpu_is_used_with_one_context() {
     passes(&other);
     drop(memory);
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(control.live()["host"], live["host"]);
+    assert_eq!(control.live()["registered"], live["registered"]);
     assert_eq!(control.blocked(), []);
     gate.store(1).unwrap();
     passes(&stream);
-    until("it is freed", || control.live()["host"] == live["host"] - 1);
+    until("it is freed", || {
+        control.live()["registered"] == live["registered"] - 1
+    });
 }
 
 #[test]

@@ -40,6 +40,13 @@ unsafe fn host(gpu: &Gpu, at: *mut u8, offset: usize, len: usize) -> Result<Regi
     unsafe { gpu.register_host(at.wrapping_add(offset), len) }
 }
 
+/// The number of registrations that stay: a file for small pinned regions is registered once and
+/// kept.
+fn kept(gpu: &Gpu, control: &Control) -> u64 {
+    drop(gpu.word());
+    control.live()["registered"]
+}
+
 /// Stalls the stream until 1 is stored to the word.
 fn gate(gpu: &Gpu, stream: &Stream) -> Word32 {
     let gate = gpu.word();
@@ -59,6 +66,7 @@ fn host_memory_that_overlaps() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
     let at = pages(8);
     // SAFETY: pages that are never freed, and accessed by regions alone.
     let regions: Vec<Region> = [
@@ -80,14 +88,14 @@ fn host_memory_that_overlaps() {
     until("it waits", || control.waiting() == 1);
     control.record(true);
     let registered = control.live()["registered"];
-    assert!(registered > 0);
+    assert!(registered > kept);
     drop(regions);
     std::thread::sleep(Duration::from_millis(100));
     assert!(!control.calls().contains("cuMemHostUnregister"));
     assert_eq!(control.live()["registered"], registered);
     gate.store(1).unwrap();
     passes(&stream);
-    until("all is given back", || control.live()["registered"] == 0);
+    until("all is given back", || control.live()["registered"] == kept);
     assert_eq!(control.blocked(), []);
     let word = |offset: usize| {
         // SAFETY: inside the pages, which have no writer any more.
@@ -113,6 +121,7 @@ fn host_memory_registered_again_while_in_use() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
     let at = pages(2);
     let stream = gpu.stream().unwrap();
     for value in 1..20 {
@@ -125,7 +134,7 @@ fn host_memory_registered_again_while_in_use() {
         gate.store(1).unwrap();
     }
     passes(&stream);
-    until("all is given back", || control.live()["registered"] == 0);
+    until("all is given back", || control.live()["registered"] == kept);
     assert_eq!(control.blocked(), []);
 }
 
@@ -135,6 +144,7 @@ fn host_memory_that_the_application_registered() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
     make_current(retained());
     let at = pages(4);
     let cuda = driver();
@@ -147,7 +157,7 @@ fn host_memory_that_the_application_registered() {
     writes(&gpu, &stream, &region, 0, 8);
     drop(region);
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(control.live()["registered"], 1);
+    assert_eq!(control.live()["registered"], kept + 1);
     // SAFETY: registered above.
     ok(unsafe { (cuda.cuMemHostUnregister)(at.cast()) });
 }
@@ -159,14 +169,17 @@ fn host_memory_of_devices_and_unmapped_addresses() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
     let at = pages(4);
     control.io_memory(at, PAGE);
     // SAFETY: pages that are never freed, and accessed by regions alone.
     let (io, ram) = unsafe { (host(&gpu, at, 0, PAGE), host(&gpu, at, PAGE, PAGE)) };
     let (io, ram) = (io.unwrap(), ram.unwrap());
-    assert_eq!(control.live()["registered"], 2);
+    assert_eq!(control.live()["registered"], kept + 2);
     drop((io, ram));
-    until("both are given back", || control.live()["registered"] == 0);
+    until("both are given back", || {
+        control.live()["registered"] == kept
+    });
     let nowhere = std::ptr::without_provenance_mut(PAGE);
     // SAFETY: refused, because no memory is mapped there.
     let refused = unsafe { host(&gpu, nowhere, 0, PAGE) };
@@ -178,10 +191,10 @@ fn host_memory_of_devices_and_unmapped_addresses() {
     // SAFETY: as above.
     let error = unsafe { host(&gpu, at, PAGE, 3 * PAGE) }.unwrap_err();
     assert!(error.to_string().contains("4242"), "{error}");
-    assert_eq!(control.live()["registered"], 1);
+    assert_eq!(control.live()["registered"], kept + 1);
     control.fail("cuMemHostRegister_v2", 0, 0);
     drop(middle);
-    until("all is given back", || control.live()["registered"] == 0);
+    until("all is given back", || control.live()["registered"] == kept);
 }
 
 /// Records its drop.
@@ -199,6 +212,7 @@ fn an_owner_is_dropped_behind_the_last_use() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
     let (at, dropped) = (pages(2), Arc::new(AtomicBool::new(false)));
     let owner = Box::new(DropFlag(Arc::clone(&dropped)));
     // SAFETY: pages that are never freed, and accessed by the region alone.
@@ -217,7 +231,7 @@ fn an_owner_is_dropped_behind_the_last_use() {
     until("the owner is dropped", || dropped.load(Ordering::Acquire));
     assert_eq!(
         control.live()["registered"],
-        0,
+        kept,
         "the registration ends first"
     );
     assert_eq!(control.blocked(), []);
@@ -228,6 +242,7 @@ fn an_adopted_buffer_comes_back_behind_the_work_of_streams() {
     inside!(Variant::default());
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
     let region = gpu.adopt_vec(vec![1; 5 * PAGE]).unwrap();
     let stream = gpu.stream().unwrap();
     let first = gate(&gpu, &stream);
@@ -245,7 +260,7 @@ fn an_adopted_buffer_comes_back_behind_the_work_of_streams() {
             late
         });
         let buffer = region.into_vec(LIMIT).unwrap();
-        assert_eq!(control.live()["registered"], 0);
+        assert_eq!(control.live()["registered"], kept);
         assert!(!other.is_idle().unwrap());
         late.join().unwrap().store(1).unwrap();
         buffer
@@ -321,4 +336,38 @@ fn an_owner_outlives_a_stream_dropped_during_a_capture() {
     // SAFETY: as above.
     let again = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
     passes(&again);
+}
+
+/// The registrations of pinned memory, own and of others, end after the work that uses them, and no
+/// call waits for it. The memory has no other registration: pieces of one file have that of the file.
+#[test]
+fn pinned_memory_is_unregistered_behind_its_last_use() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
+    let stream = gpu.stream().unwrap();
+    let small: Vec<Region> = (0..100)
+        .map(|_| gpu.alloc(MemoryKind::Pinned, 64).unwrap())
+        .collect();
+    assert_eq!(control.live()["registered"], kept, "all in one file");
+    let long = gpu.alloc(MemoryKind::Pinned, 1 << 20).unwrap();
+    // SAFETY: the descriptor keeps the memory.
+    let opened = unsafe { gpu.open_shared(&long.share().unwrap()) }.unwrap();
+    assert_eq!(control.live()["registered"], kept + 2);
+    let gate = gate(&gpu, &stream);
+    for region in [&small[7], &long, &opened] {
+        write(&gpu, &stream, region, 0, 8);
+    }
+    until("it waits", || control.waiting() == 1);
+    control.record(true);
+    drop((small, long, opened));
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!control.calls().contains("cuMemHostUnregister"));
+    gate.store(1).unwrap();
+    passes(&stream);
+    until("both are given back", || {
+        control.live()["registered"] == kept
+    });
+    assert_eq!(control.blocked(), []);
 }

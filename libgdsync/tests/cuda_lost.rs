@@ -91,8 +91,11 @@ fn codes_never_seen_before() {
         let streams = (0..40).map(|_| r.gpu.stream());
         streams.collect::<gdsync::Result<Vec<_>>>().map(drop)
     });
-    for name in ["cuMemHostAlloc", "cuMemHostGetDevicePointer_v2"] {
-        each(name, &mut |r| r.gpu.alloc(MemoryKind::Pinned, 64).map(drop));
+    for name in ["cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"] {
+        // With a registration of its own.
+        each(name, &mut |r| {
+            r.gpu.alloc(MemoryKind::Pinned, 1 << 20).map(drop)
+        });
     }
     each("cuMemsetD8Async", &mut |r| {
         r.gpu.alloc(MemoryKind::Device, 64).map(drop)

@@ -427,21 +427,34 @@ fn memory_of_another_process() {
     use std::os::fd::AsRawFd;
     let path =
         |fd: &std::os::fd::OwnedFd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
-    let (path, unit) = (path(&fd), path(&unit));
+    let pinned = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+    pinned.write(0, b"pinned by the first").unwrap();
+    let SharedMemory::Host {
+        fd: host,
+        offset: inside,
+        len: 4096,
+    } = pinned.share().unwrap()
+    else {
+        panic!("pinned memory goes by its file");
+    };
+    let (path, unit, host) = (path(&fd), path(&unit), path(&host));
     let hex: String = handle.iter().map(|b| format!("{b:02x}")).collect();
     let status = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "memory_of_another_process", "--nocapture"])
-        .env(EXPORTER, format!("{hex} {path} {unit} {place}"))
+        .env(
+            EXPORTER,
+            format!("{hex} {path} {unit} {place} {host} {inside}"),
+        )
         .status()
         .unwrap();
     assert!(status.success());
-    for region in [&plain, &mapped, &piece] {
+    for region in [&plain, &mapped, &piece, &pinned] {
         assert_eq!(&region.bytes(64), b"second");
     }
     let (_, offset) = piece.dma_buf().unwrap();
     assert_eq!((offset, piece.len()), (0, 4096));
-    let pinned = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    assert_eq!(kind(pinned.share()), Some(Kind::Unsupported));
+    let ours = gpu.adopt_vec(vec![0; 64]).map_err(|(_, e)| e).unwrap();
+    assert_eq!(kind(ours.share()), Some(Kind::Unsupported));
 }
 
 fn other_process(gpu: &Gpu) {
@@ -461,8 +474,16 @@ fn other_process(gpu: &Gpu) {
         let fd = file.unwrap().into();
         SharedMemory::File { fd, offset, len }
     };
+    let host = |path: &str, offset| match file(path, offset) {
+        SharedMemory::File { fd, offset, len } => SharedMemory::Host { fd, offset, len },
+        other => other,
+    };
     for (shared, expected) in [
         (ipc(0), &b"from the first"[..]),
+        (
+            host(given[4], given[5].parse().unwrap()),
+            b"pinned by the first",
+        ),
         (file(given[1], 0), b"and once more"),
         (
             file(given[2], given[3].parse().unwrap()),

@@ -230,9 +230,9 @@ fn structs_have_the_layout_of_c() {
         count: 2,
     };
     let launch = cuda.cuLaunchKernelEx.expect("it is there");
-    let null = std::ptr::null_mut;
+    let (function, none) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the stand-in only reads the configuration and its two attributes.
-    let code = unsafe { launch(&config, null(), null(), null()) };
+    let code = unsafe { launch(&config, function, none, none) };
     assert_eq!(code, CudaResult::SUCCESS);
 }
 

@@ -4,8 +4,8 @@
 //! of a run, and `over` starts the program over virtual NICs that libibverbs finds.
 //!
 //! `programs` runs random programs of messages, `datagrams` those of datagrams, and `faults` and
-//! `peer` inject failures. `waits` and `memory` test the limits of streams and memory, `kernels`
-//! runs the library's kernels alone, [`matrix`] varies the capabilities of the software GPU, and
+//! `peer` inject failures. `waits` and `memory` test the limits of streams and memory, `shared` the
+//! memory that processes share, `kernels` runs the library's kernels alone, [`matrix`] varies the capabilities of the software GPU, and
 //! [`mp`] is the matrix of messages. `cover` selects cells from a matrix that is too large to be
 //! run whole, `settings` interprets the settings of cells, and [`child`] starts processes for
 //! trials. A runtime that is absent is reported as ignored, with the reason; `GDS_REQUIRE` turns
@@ -24,11 +24,13 @@ mod over;
 mod peer;
 mod programs;
 mod settings;
+mod shared;
 mod suite;
 mod unsupported;
 mod waits;
 
 use clap::Parser;
+use gdsync::Gpu;
 use libtest_mimic::{Arguments, Failed};
 
 use crate::rig::verdict::{Verdict, text};
@@ -101,6 +103,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
     let verdict = || match role {
         "peer" => peer::child_main(arguments),
         "waits" => waits::child_main(arguments),
+        shared::ROLE => shared::child_main(arguments),
         processes::ROLE => processes::child_main(arguments),
         lost::ROLE => lost::child_main(arguments),
         other => Err(format!("no role {other}").into()),
@@ -171,6 +174,7 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
         let run = move |_: &Rig| waits::in_a_process(runtime, channels, streams);
         add(suite, runtime, title, run);
     }
+    add_shared(suite, runtime);
     add(suite, runtime, "kernel trigger", kernels::trigger);
     add(suite, runtime, "kernel wait", kernels::wait);
     if runtime == Runtime::Cuda {
@@ -178,6 +182,29 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
         let title = "a full stream that waits";
         add(suite, runtime, title, waits::full_stream);
     }
+}
+
+fn add_shared(suite: &mut Suite, runtime: Runtime) {
+    let name = runtime.name();
+    let title = "shared memory of two processes on one GPU";
+    add(suite, runtime, title, |rig| {
+        shared::two_processes(rig, name)
+    });
+    // On other machines the trial above is the only one.
+    let other = Gpu::open("cuda:1")
+        .ok()
+        .filter(|_| runtime == Runtime::Cuda);
+    let first = other.and_then(|other| Some((Gpu::open("cuda:0").ok()?, other)));
+    if first.is_some_and(|(first, other)| first.reaches(&other.identity()).is_ok()) {
+        let title = "shared memory of two processes on two GPUs";
+        add(suite, runtime, title, |rig| {
+            shared::two_processes(rig, "cuda:1")
+        });
+    }
+    let title = "shared memory of one process";
+    add(suite, runtime, title, shared::one_process);
+    let title = "shared memory that is none";
+    add(suite, runtime, title, shared::hostile);
 }
 
 fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {

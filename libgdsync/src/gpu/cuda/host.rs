@@ -43,6 +43,8 @@ pub(super) fn unregister(context: &Context, mapping: &Mapping) -> Result<()> {
 
 /// Allocates pinned host memory, zeroed.
 pub(super) fn pinned(context: &Arc<Context>, len: usize) -> Result<Allocation> {
+    // A piece of a file takes no call of the driver, which would report a lost GPU.
+    context.alive()?;
     let register = |mapping: &Mapping| register(context, "allocate pinned memory", mapping);
     let piece = context.host.take(len, register)?;
     let (at, base) = (piece.at(), piece.base());

@@ -197,8 +197,8 @@ impl Backing for Memory {
             }),
             Memory::Pinned(memory, owned) => owned.piece().share(memory.len()),
             Memory::Host(_) => {
-                let what = "the region is host memory of the application, or of another process; \
-                            only memory that the library allocated here can be shared";
+                let what = "the region is host memory of the application, or memory of another \
+                            process; only memory that the library allocated here can be shared";
                 Err(Error::new(OPERATION, Kind::Unsupported, what))
             }
         }
