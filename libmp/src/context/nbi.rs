@@ -6,7 +6,7 @@ use super::Window;
 use crate::error::Result;
 use crate::region::Slice;
 use crate::two_sided::On;
-use crate::window::{Access, Op};
+use crate::window::{Access, WindowOp};
 
 /// # Puts without a request
 /// [`put_nbi`](Window::put_nbi) and [`put_inline`](Window::put_inline) return no [`Request`]. They
@@ -49,7 +49,7 @@ use crate::window::{Access, Op};
 /// ```
 impl Window {
     fn nbi(&self, rank: u32, offset: usize, access: Access<'_>, on: On<'_>) -> Result<()> {
-        let op = Op::new(rank, offset, access, on);
+        let op = WindowOp::new(rank, offset, access, on);
         let engine = self.context.engine();
         let _call = engine.observers.call(op.call(), || op.facts());
         engine.put_nbi(&self.targets, &op)

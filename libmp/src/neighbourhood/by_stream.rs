@@ -19,7 +19,7 @@ use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::step::{Step, parity};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State, Target, no_lane};
+use crate::two_sided::{Need, On, State, no_lane};
 
 pub(super) const READY: &str = "send ready to neighbours";
 pub(super) const SEND: &str = "send to neighbours";
@@ -175,13 +175,13 @@ impl Engine {
                     None => true,
                     Some(peer) => {
                         let lane = peer.stand_in[usize::from(lane)];
-                        peer.is_here() && !peer.is_open(lane, Target::Lanes)
+                        peer.is_here() && !peer.is_open(lane, Need::Lanes)
                     }
                 };
                 let mut ranks = x.words.peers.iter().map(|neighbour| neighbour.rank);
                 if let Some(rank) = ranks.find(|rank| closed(*rank)) {
                     drop(guard);
-                    self.ensure(rank, &on, Target::Lanes)?;
+                    self.ensure(rank, &on, Need::Lanes)?;
                     continue;
                 }
                 let mut open = Open {

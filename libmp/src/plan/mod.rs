@@ -1,7 +1,7 @@
 //! [`Plan`]: collects what one call enqueues on a stream, and lowers it once.
 //!
 //! A call collects, in order, waits for words, stores, prepared puts to any number of peers, waits
-//! for the completion of puts, and the place of at most one kernel, whose blocks share the tasks of
+//! for the completion of puts, and the position of at most one kernel, whose blocks share the tasks of
 //! the call. (A call of more tasks than a launch takes has several.) The plan lowers to at most
 //! {list, kernel, list}. Each list is one submission over all queue pairs that it names
 //! ([`crate::path::Lists`]).
@@ -23,7 +23,7 @@ use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Item, Lane, Lists, Put, emptied};
 
-/// The place of a lane: its peer, and its number.
+/// Names a lane: its peer, and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct At {
     pub rank: u32,
@@ -34,7 +34,7 @@ pub(crate) struct At {
 pub(crate) trait Lanes {
     fn lane(&mut self, at: At) -> Option<&mut Lane>;
 
-    /// The lanes at these places, which are sorted and differ, each once.
+    /// These lanes, each once; the names are sorted and differ.
     fn each<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane>;
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Plan<'a> {
     items: Vec<Item<'a>>,
     /// The number of items before the kernel.
     split: Option<usize>,
-    /// The submissions at the place of the kernel, at most.
+    /// The submissions at the position of the kernel, at most.
     launches: u32,
     /// The puts, in the order in which they were prepared.
     made: Vec<(At, Put)>,
@@ -135,12 +135,12 @@ impl<'a> Plan<'a> {
         self.items.push(Item::PassedBy { word, value });
     }
 
-    /// Makes this the place of the kernel.
+    /// Puts the kernel here.
     pub fn kernel_here(&mut self) {
         self.kernels_here(1);
     }
 
-    /// Makes this the place of kernels that take at most this many submissions.
+    /// Puts kernels here that take at most this many submissions.
     pub fn kernels_here(&mut self, launches: u32) {
         debug_assert!(self.split.is_none());
         self.split = Some(self.items.len());

@@ -7,7 +7,7 @@ use gdsync::{Status, Stream};
 use super::channel::RecvChannel;
 use super::engine::Engine;
 use super::packed::{SCATTERS, arrival, scatter_on};
-use super::peer::Target;
+use super::peer::Need;
 use super::progress::arrived;
 use super::receive::{ANY_RANK, ask_reached};
 use super::spec::On;
@@ -37,14 +37,14 @@ impl Engine {
         let on = On::Stream(stream, None);
         let mut lane = self.lane_of(&mut state, &on);
         let peer = state.peers.get(rank);
-        let ready = peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Target::Lanes));
+        let ready = peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Need::Lanes));
         if !ready {
             // This waits at most one timeout in a call: an attempt after a full queue finds the
             // lane open. Only a receive from any rank can reach this line for the first time in a
             // later attempt, if it is matched while the call waits for room: then the call takes at
             // most one more timeout. The lock is not held.
             drop(state);
-            (state, lane) = self.ensure(rank, &on, Target::Lanes)?;
+            (state, lane) = self.ensure(rank, &on, Need::Lanes)?;
         }
         self.claim_now(&mut state, key, stream, lane)
             .map_err(|e| e.of_peer(rank))
@@ -182,8 +182,8 @@ pub(super) fn unpack<const N: usize>(
     let number = common.number;
     let segments = common.segments.as_slice();
     let mut list = [Segment::default(); N];
-    for (place, segment) in list.iter_mut().zip(segments) {
-        *place = Segment {
+    for (filled, segment) in list.iter_mut().zip(segments) {
+        *filled = Segment {
             addr: segment.addr(),
             len: segment.len() as u64,
         };

@@ -118,7 +118,7 @@ impl Failure {
 
 /// What has to be open before a request can be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum Need {
     /// Lanes alone.
     Lanes,
     /// The channel to the peer under a tag, for messages above the eager limit or for `eager` ones.
@@ -128,14 +128,14 @@ pub(crate) enum Target {
     Recv { tag: u32, eager: bool },
 }
 
-impl Target {
+impl Need {
     /// What a message of a request needs.
-    pub fn of(entry: &Entry) -> Target {
+    pub fn of(entry: &Entry) -> Need {
         let (tag, eager) = (entry.tag, !entry.large);
         match &entry.operation {
-            Operation::Receive(_) => Target::Recv { tag, eager },
-            Operation::Transfer(_) => Target::Lanes,
-            _ => Target::Send { tag, eager },
+            Operation::Receive(_) => Need::Recv { tag, eager },
+            Operation::Transfer(_) => Need::Lanes,
+            _ => Need::Send { tag, eager },
         }
     }
 }
@@ -215,23 +215,23 @@ impl Peer {
 
     /// Whether all that is needed to post on `lane` is open.
     #[inline]
-    pub fn is_open(&self, lane: u8, target: Target) -> bool {
+    pub fn is_open(&self, lane: u8, need: Need) -> bool {
         self.link.is_open(0)
             && self.link.is_open(lane)
-            && match target {
-                Target::Lanes => true,
-                Target::Send { tag, eager } => self.channels.can_send(tag, eager),
-                Target::Recv { tag, eager } => self.channels.can_receive(tag, eager),
+            && match need {
+                Need::Lanes => true,
+                Need::Send { tag, eager } => self.channels.can_send(tag, eager),
+                Need::Recv { tag, eager } => self.channels.can_receive(tag, eager),
             }
     }
 
-    /// Whether a request may use `target`: all is open, or the peer was given up but left a message
+    /// Whether a request may use `need`: all is open, or the peer was given up but left a message
     /// that can still be received.
     #[inline]
-    pub fn can_post(&self, lane: u8, target: Target) -> bool {
-        match (&self.standing, target) {
-            (Standing::Here { .. }, _) => self.is_open(lane, target),
-            (Standing::GivenUp(_), Target::Recv { tag, .. }) => {
+    pub fn can_post(&self, lane: u8, need: Need) -> bool {
+        match (&self.standing, need) {
+            (Standing::Here { .. }, _) => self.is_open(lane, need),
+            (Standing::GivenUp(_), Need::Recv { tag, .. }) => {
                 let channel = self.channels.recvs.get(&tag);
                 channel.is_some_and(RecvChannel::has_unexpected)
             }
@@ -239,24 +239,24 @@ impl Peer {
         }
     }
 
-    /// Makes this side's part of `target`; control messages for the peer are appended to `out`.
+    /// Makes this side's part of `need`; control messages for the peer are appended to `out`.
     pub fn begin(
         &mut self,
         setup: &Setup<'_>,
         lane: u8,
-        target: Target,
+        need: Need,
         out: &mut Vec<Control>,
     ) -> Result<()> {
         self.lane(setup, 0, out)?;
         self.lane(setup, lane, out)?;
         let (channels, limit) = (&mut self.channels, setup.config.channels);
-        match target {
-            Target::Lanes => Ok(()),
-            Target::Send { tag, eager } => {
+        match need {
+            Need::Lanes => Ok(()),
+            Need::Send { tag, eager } => {
                 channels.send_channel(setup, (tag, eager), limit, out)?;
                 Ok(())
             }
-            Target::Recv { tag, eager } => {
+            Need::Recv { tag, eager } => {
                 channels.recv_channel(setup, (tag, eager), limit, out)?;
                 Ok(())
             }
@@ -448,8 +448,8 @@ impl Peers {
 
     /// The peer of a rank, made on first use; `None`: the job does not have this rank.
     pub fn make(&mut self, rank: u32) -> Option<&mut Peer> {
-        let place = self.0.get_mut(rank as usize)?;
-        Some(place.get_or_insert_with(|| Box::new(Peer::new(rank))))
+        let peer = self.0.get_mut(rank as usize)?;
+        Some(peer.get_or_insert_with(|| Box::new(Peer::new(rank))))
     }
 
     /// The number of ranks of the job.

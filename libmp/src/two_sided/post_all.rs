@@ -10,7 +10,7 @@ use super::bind::{is_bound, unbind};
 use super::channel::SendChannel;
 use super::engine::Engine;
 use super::null::NULL_RANK;
-use super::peer::Target;
+use super::peer::Need;
 use super::post::{POST, unposted};
 use super::receive::{ANY_RANK, advertise, check_ready_order};
 use super::send::{announce, direct, plain, unstamped};
@@ -209,7 +209,7 @@ impl Engine {
                 let what = "the request is named twice";
                 return Err(Error::new(POST, Kind::Busy, what));
             }
-            let target = Target::of(entry);
+            let need = Need::of(entry);
             let mut lane = match bound {
                 true => entry.poster.lane,
                 false => own,
@@ -217,7 +217,7 @@ impl Engine {
             let (mut alone, numbered) = (false, !matches!(rank, ANY_RANK | NULL_RANK));
             if numbered {
                 if !bound {
-                    lane = state.open_lane(rank, lane, target);
+                    lane = state.open_lane(rank, lane, need);
                 }
                 let at = At { rank, lane };
                 alone = (state.peers.lane(at)).is_some_and(|lane| !lane.is_listed());

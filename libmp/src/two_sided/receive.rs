@@ -7,7 +7,7 @@ use gdsync::gpu::WeakStream;
 use super::channel::{RecvChannel, WINDOW};
 use super::engine::Engine;
 use super::null::NULL_RANK;
-use super::peer::Target;
+use super::peer::Need;
 use super::post::{POST, lent};
 use super::spec::{RecvOp, Source};
 use super::state::{State, known, no_lane, not_connected};
@@ -69,8 +69,8 @@ impl Engine {
             Source::Rank(rank) => self
                 .reopening(|| {
                     let (tag, eager) = (spec.tag, !large);
-                    let target = Target::Recv { tag, eager };
-                    let (state, lane) = self.ensure(rank, &spec.on, target)?;
+                    let need = Need::Recv { tag, eager };
+                    let (state, lane) = self.ensure(rank, &spec.on, need)?;
                     let number = |state: &mut State| {
                         self.number_recv(state, rank, lane, make(), receive(), post)
                     };
@@ -109,7 +109,7 @@ impl Engine {
         }
         let peer = state.peers.get_mut(rank).ok_or_else(none)?;
         let eager = !common.large;
-        if !peer.can_post(lane, Target::Recv { tag, eager }) {
+        if !peer.can_post(lane, Need::Recv { tag, eager }) {
             return Err(peer.error(PREPARE));
         }
         let here = peer.is_here();

@@ -17,7 +17,7 @@ use super::channel::{RecvChannel, SendChannel};
 use super::lanes::Lanes;
 use super::liveness::GonePoll;
 use super::outbox::Outbox;
-use super::peer::{Peer, Peers, Target};
+use super::peer::{Need, Peer, Peers};
 use super::post_all::Posts;
 use super::ready::ReadyMemory;
 use super::staging::Staging;
@@ -210,10 +210,10 @@ impl State {
 
     /// Lets the streams of `lane`, which cannot be opened, post to `rank` on an open lane of other
     /// streams with the same doorbell.
-    pub fn share_lane(&mut self, rank: u32, lane: u8, target: Target) -> Option<u8> {
+    pub fn share_lane(&mut self, rank: u32, lane: u8, need: Need) -> Option<u8> {
         let peer = self.peers.get_mut(rank)?;
         let mut like = self.lanes.like(lane);
-        let shared = like.find(|other| peer.can_post(*other, target))?;
+        let shared = like.find(|other| peer.can_post(*other, need))?;
         peer.stand_in[usize::from(lane)] = shared;
         Some(shared)
     }
@@ -221,14 +221,14 @@ impl State {
     /// The lane on which the streams of `lane` post to `rank`: another open one if theirs cannot be
     /// used.
     #[inline]
-    pub fn open_lane(&mut self, rank: u32, lane: u8, target: Target) -> u8 {
+    pub fn open_lane(&mut self, rank: u32, lane: u8, need: Need) -> u8 {
         let Some(peer) = self.peers.get(rank) else {
             return lane;
         };
         let own = peer.stand_in[usize::from(lane)];
-        match peer.can_post(own, target) {
+        match peer.can_post(own, need) {
             true => own,
-            false => self.share_lane(rank, lane, target).unwrap_or(own),
+            false => self.share_lane(rank, lane, need).unwrap_or(own),
         }
     }
 

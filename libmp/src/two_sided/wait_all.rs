@@ -9,7 +9,7 @@ use super::channel::Run;
 use super::claim::{posted_by_another, unpack};
 use super::engine::Engine;
 use super::packed::{SCATTERS, arrival, scatter_on};
-use super::peer::Target;
+use super::peer::Need;
 use super::progress::arrived;
 use super::receive::ANY_RANK;
 use super::spec::On;
@@ -111,11 +111,11 @@ impl Engine {
         };
         let lane = self.lane_of(&mut state, on);
         let peer = state.peers.get(rank);
-        if peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Target::Lanes)) {
+        if peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Need::Lanes)) {
             return Ok(());
         }
         drop(state);
-        let opened = self.ensure(rank, on, Target::Lanes);
+        let opened = self.ensure(rank, on, Need::Lanes);
         opened.map(drop).map_err(|e| e.of_peer(rank))
     }
 
@@ -256,7 +256,7 @@ impl Engine {
             return Err(e.of_peer(rank));
         }
         let own = self.lane_of(state, &On::Stream(stream, None));
-        let lane = state.open_lane(rank, own, Target::Lanes);
+        let lane = state.open_lane(rank, own, Need::Lanes);
         waits.words.extend(
             posted_by_another(state, key, stream)?.map(|(word, count)| (word, count, false)),
         );

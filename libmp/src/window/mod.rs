@@ -18,4 +18,4 @@ mod word;
 pub(crate) use ready::ReadyWords;
 pub(crate) use signal::Awaited;
 pub(crate) use targets::Targets;
-pub(crate) use transfer::{Access, Op};
+pub(crate) use transfer::{Access, WindowOp};
