@@ -149,40 +149,9 @@ impl TeamHandle {
         stream: &Stream,
         into: Option<&Slice>,
     ) -> Result<()> {
-        let (me, ranks) = (engine.rank, engine.size);
-        let addr = |offset: usize| self.memory().region().addr().0 + offset as u64;
-        let shape = call.shape(me);
-        let (element, op) = match call.kind {
-            Call::AllReduce { element, op } => (element, op),
-            _ => (0, 0),
-        };
-        let first_slot = match call.kind {
-            Call::Broadcast { root } => root,
-            _ => 0,
-        };
-        let parity = parity(number);
-        let mut params = Collect {
-            words: addr(self.layout.word(parity, 0)),
-            slots: addr(self.layout.slot(parity, first_slot)),
-            stride: self.layout.room as u64,
-            own: addr(self.source(call, number, me)),
-            out: into.map_or(0, Slice::addr),
-            len: call.len as u64,
-            expected: collective::word(number, call.kind, call.len),
-            fault: self.team.fault[0].addr().0,
-            error: engine.error.addr().0,
-            passed: 0,
-            call: number,
-            ranks,
-            me,
-            count: 0,
-            first: 0,
-            shape: shape as u32,
-            element,
-            op,
-            reserved: 0,
-            lens: [0; LENS],
-        };
+        let ranks = engine.size;
+        let shape = call.shape(engine.rank);
+        let mut params = self.collect_params(engine, (call, number), into);
         let at_once = match shape {
             Shape::Varied => LENS as u32,
             _ => ranks,
@@ -192,7 +161,7 @@ impl TeamHandle {
             params.count = at_once.min(ranks - first);
             if shape == Shape::Varied {
                 let these = first..first + params.count;
-                for (len, rank) in params.lens.iter_mut().zip(these.clone()) {
+                for (len, rank) in params.lens.iter_mut().zip(these) {
                     *len = call.from(rank) as u32;
                 }
             }
@@ -207,5 +176,46 @@ impl TeamHandle {
             params.out += lens.map(|len| u64::from(*len)).sum::<u64>();
         }
         Ok(())
+    }
+
+    /// The parameters of the kernels of a call, without the ranks of each.
+    fn collect_params(
+        &self,
+        engine: &Engine,
+        (call, number): (&CollectiveCall<'_>, u64),
+        into: Option<&Slice>,
+    ) -> Collect {
+        let (me, parity) = (engine.rank, parity(number));
+        let addr = |offset: usize| self.memory().region().addr().0 + offset as u64;
+        let (element, op) = match call.kind {
+            Call::AllReduce { element, op } => (element, op),
+            _ => (0, 0),
+        };
+        let first_slot = match call.kind {
+            Call::Broadcast { root } => root,
+            _ => 0,
+        };
+        Collect {
+            words: addr(self.layout.word(parity, 0)),
+            slots: addr(self.layout.slot(parity, first_slot)),
+            stride: self.layout.room as u64,
+            own: addr(self.source(call, number, me)),
+            out: into.map_or(0, Slice::addr),
+            len: call.len as u64,
+            expected: collective::word(number, call.kind, call.len),
+            fault: self.team.fault[0].addr().0,
+            error: engine.error.addr().0,
+            passed: 0,
+            call: number,
+            ranks: engine.size,
+            me,
+            count: 0,
+            first: 0,
+            shape: call.shape(me) as u32,
+            element,
+            op,
+            reserved: 0,
+            lens: [0; LENS],
+        }
     }
 }

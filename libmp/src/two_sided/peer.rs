@@ -341,35 +341,8 @@ impl Peer {
                 number,
                 rank,
                 block,
-            } => {
-                let sender = self.rank;
-                if *rank != sender {
-                    let what = format!("rank {sender} named window {number} of rank {rank}");
-                    let error = Error::new("make window", Kind::Protocol, what);
-                    return Err(error.with_rank(sender));
-                }
-                if self.windows.len() >= WINDOWS {
-                    let what = format!(
-                        "rank {sender} named too many windows that this rank has not made; make \
-                         them on all ranks"
-                    );
-                    let error = Error::new("make window", Kind::Protocol, what);
-                    return Err(error.with_rank(sender).with_limit(WINDOWS, "windows"));
-                }
-                self.windows.insert(*number, block.clone());
-            }
-            Control::Neighbour(side) => {
-                if self.neighbours.len() >= NEIGHBOURS {
-                    let rank = self.rank;
-                    let what = format!(
-                        "rank {rank} named this rank as a neighbour too often; build the \
-                         neighbourhoods on both ranks"
-                    );
-                    let error = Error::new("build neighbourhood", Kind::Protocol, what);
-                    return Err(error.with_rank(rank).with_limit(NEIGHBOURS, "times"));
-                }
-                self.neighbours.push((**side).clone());
-            }
+            } => self.keep_window(*number, *rank, block)?,
+            Control::Neighbour(side) => self.keep_neighbour(side)?,
             Control::Withdrawn { send, receive } => {
                 let last = |side: &Neighbour| (side.send, side.receive) == (*send, *receive);
                 if let Some(at) = self.neighbours.iter().rposition(last) {
@@ -383,6 +356,40 @@ impl Peer {
             | Control::Broken { .. }
             | Control::Agree(_) => {}
         }
+        Ok(())
+    }
+
+    /// Keeps the record of a window that this rank makes later.
+    fn keep_window(&mut self, number: u64, rank: u32, block: &[Record]) -> Result<()> {
+        let sender = self.rank;
+        if rank != sender {
+            let what = format!("rank {sender} named window {number} of rank {rank}");
+            return Err(Error::new("make window", Kind::Protocol, what).with_rank(sender));
+        }
+        if self.windows.len() >= WINDOWS {
+            let what = format!(
+                "rank {sender} named too many windows that this rank has not made; make them on \
+                 all ranks"
+            );
+            let error = Error::new("make window", Kind::Protocol, what).with_rank(sender);
+            return Err(error.with_limit(WINDOWS, "windows"));
+        }
+        self.windows.insert(number, block.to_vec());
+        Ok(())
+    }
+
+    /// Keeps the record of a neighbour until this rank builds its neighbourhood.
+    fn keep_neighbour(&mut self, side: &Neighbour) -> Result<()> {
+        if self.neighbours.len() >= NEIGHBOURS {
+            let rank = self.rank;
+            let what = format!(
+                "rank {rank} named this rank as a neighbour too often; build the neighbourhoods \
+                 on both ranks"
+            );
+            let error = Error::new("build neighbourhood", Kind::Protocol, what);
+            return Err(error.with_rank(rank).with_limit(NEIGHBOURS, "times"));
+        }
+        self.neighbours.push(side.clone());
         Ok(())
     }
 

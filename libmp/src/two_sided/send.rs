@@ -2,7 +2,7 @@
 
 use gdsync::{Status, Stream};
 
-use super::channel::SendChannel;
+use super::channel::{SendChannel, WINDOW};
 use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::Need;
@@ -172,20 +172,7 @@ impl Engine {
         let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(none)?;
         channel.side.last_use = order;
         channel.side.first_use = channel.side.first_use.min(order);
-        if channel.is_full() {
-            let what = format!(
-                "too many messages to rank {rank} under tag {} are in flight; retry when it has \
-                 received some",
-                spec.tag
-            );
-            return Err(Error::new(PREPARE, Kind::QueueFull, what)
-                .with_rank(rank)
-                .with_limit(super::channel::WINDOW, "messages"));
-        }
-        let number = match on(Mutant::SwappedMatchOrder) {
-            true => channel.numbers.next() ^ 1,
-            false => channel.numbers.next(),
-        };
+        let number = next_number(channel, rank, spec.tag)?;
         let stream = spec.on.stream();
         state.requests.reserve(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
@@ -342,6 +329,25 @@ impl Engine {
         }
         Ok(true)
     }
+}
+
+/// The number of the next send to `rank` under `tag`.
+///
+/// # Errors
+/// `QueueFull`, with the limit.
+fn next_number(channel: &SendChannel, rank: u32, tag: u32) -> Result<u64> {
+    if channel.is_full() {
+        let what = format!(
+            "too many messages to rank {rank} under tag {tag} are in flight; retry when it has \
+             received some"
+        );
+        let error = Error::new(PREPARE, Kind::QueueFull, what).with_rank(rank);
+        return Err(error.with_limit(WINDOW, "messages"));
+    }
+    Ok(match on(Mutant::SwappedMatchOrder) {
+        true => channel.numbers.next() ^ 1,
+        false => channel.numbers.next(),
+    })
 }
 
 /// Prepares a message whose place or length is known only when the stream reaches it. A large
