@@ -10,7 +10,7 @@ use gdsync::gpu::{MemoryKind, Word64};
 use super::call::CollectiveCall;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Piece, Rights};
-use crate::plan::{At, Plan, Refusal};
+use crate::plan::{LaneId, Plan, Refusal};
 use crate::region::Memory;
 use crate::request::collective::{Team, TeamFailure, parity};
 use crate::two_sided::engine::Engine;
@@ -283,7 +283,7 @@ impl TeamHandle {
             }
             let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
             self.prepare(&mut batch, call, number, rank)?;
-            plan.puts(At { rank, lane }, batch.all());
+            plan.puts(LaneId { rank, lane }, batch.all());
         }
         Ok(())
     }

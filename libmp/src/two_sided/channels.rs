@@ -317,7 +317,7 @@ mod tests {
     use super::*;
     use crate::path::Paths;
     use crate::two_sided::config::Config;
-    use crate::two_sided::lanes::Lanes;
+    use crate::two_sided::lanes::StreamLanes;
 
     /// The last control message for the peer: whether it asks for rooms, and the memory.
     fn announced(out: &mut Vec<Control>) -> (bool, Vec<Record>) {
@@ -342,7 +342,7 @@ mod tests {
     fn with_setup(body: impl FnOnce(&Setup<'_>)) {
         let gpu = Gpu::soft().unwrap();
         let paths = Paths::for_test(&Device::emulated(&gpu).unwrap());
-        let (config, lanes) = (Config::default(), Lanes::new(Doorbell::Auto));
+        let (config, lanes) = (Config::default(), StreamLanes::new(Doorbell::Auto));
         let (paths, config, lanes) = (&paths, &config, &lanes);
         body(&Setup {
             paths,

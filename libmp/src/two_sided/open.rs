@@ -1,7 +1,7 @@
 //! Opening of lanes to a peer and of channels under a tag, on first use or all at once.
 
 use super::engine::Engine;
-use super::lanes::Lanes;
+use super::lanes::StreamLanes;
 use super::peer::{Need, Setup};
 use super::spec::On;
 use super::state::{Guard, State};
@@ -9,7 +9,7 @@ use super::texts::join;
 use crate::error::{Error, Kind, Result, time};
 
 impl Engine {
-    pub(super) fn setup<'a>(&'a self, lanes: &'a Lanes) -> Setup<'a> {
+    pub(super) fn setup<'a>(&'a self, lanes: &'a StreamLanes) -> Setup<'a> {
         Setup {
             paths: &self.paths,
             config: &self.config,

@@ -10,12 +10,12 @@ use gdsync::Status;
 use super::channel::RecvChannel;
 use super::channels::Channels;
 use super::config::Config;
-use super::lanes::Lanes as Assigned;
+use super::lanes::StreamLanes;
 use super::liveness::Liveness;
 use super::state::not_connected;
 use crate::error::{Error, Kind, Result};
 use crate::path::{LANES, Lane, Link, Paths, Put};
-use crate::plan::{At, Lanes};
+use crate::plan::{LaneId, PeerLanes};
 use crate::request::entry::{Entry, Operation};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
@@ -144,7 +144,7 @@ impl Need {
 pub(crate) struct Setup<'a> {
     pub paths: &'a Paths,
     pub config: &'a Config,
-    pub lanes: &'a Assigned,
+    pub lanes: &'a StreamLanes,
 }
 
 impl Peer {
@@ -473,7 +473,7 @@ impl Peers {
     }
 
     /// The lanes that `used` names, in the order of the ranks. `used` is sorted.
-    fn lanes<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane> {
+    fn lanes<'l>(&'l mut self, used: &'l [LaneId]) -> impl Iterator<Item = &'l mut Lane> {
         let (mut rest, mut passed) = (&mut self.0[..], 0);
         let ranks = used.chunk_by(|one, next| one.rank == next.rank);
         let links = ranks.filter_map(move |same| {
@@ -492,12 +492,12 @@ impl Peers {
     }
 }
 
-impl Lanes for Peers {
-    fn lane(&mut self, at: At) -> Option<&mut Lane> {
+impl PeerLanes for Peers {
+    fn lane(&mut self, at: LaneId) -> Option<&mut Lane> {
         self.get_mut(at.rank)?.link.lane(at.lane)
     }
 
-    fn each<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane> {
+    fn each<'l>(&'l mut self, used: &'l [LaneId]) -> impl Iterator<Item = &'l mut Lane> {
         self.lanes(used)
     }
 }
@@ -515,7 +515,7 @@ mod tests {
         let setup = Setup {
             paths: &Paths::for_test(&Device::emulated(&gpu).unwrap()),
             config: &Config::default(),
-            lanes: &Assigned::new(Doorbell::Auto),
+            lanes: &StreamLanes::new(Doorbell::Auto),
         };
         let mut peer = Peer::new(1);
         let mut names = |number, rank| {

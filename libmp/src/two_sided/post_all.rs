@@ -20,7 +20,7 @@ use super::state::{State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, STAMPS, Stamp};
 use crate::path::{Batch, Put};
-use crate::plan::{At, Lanes, Plan, Refusal};
+use crate::plan::{LaneId, PeerLanes, Plan, Refusal};
 use crate::region::{Memory, Strided};
 use crate::request::entry::{Common, Entry, Operation, Outgoing, Poster, ReceiveState, SendState};
 use crate::request::reached::Mark;
@@ -31,7 +31,7 @@ use crate::wire::word;
 enum Part {
     Wait(Word64, u64),
     Store(Word64, u64),
-    Put(At, Put),
+    Put(LaneId, Put),
 }
 
 /// A request of the call.
@@ -55,7 +55,7 @@ struct Member {
 pub(crate) struct Posts {
     members: Vec<Member>,
     /// All puts, in the order in which they were prepared.
-    made: Vec<(At, Put)>,
+    made: Vec<(LaneId, Put)>,
     front: Vec<Part>,
     /// Waits for ready words, after all that others may wait for.
     ready: Vec<Part>,
@@ -178,7 +178,7 @@ impl Engine {
                 }
                 let entry = known(&mut state.requests, member.key)?;
                 entry.poster.stream = None;
-                let at = At {
+                let at = LaneId {
                     rank: entry.peer,
                     lane: member.lane,
                 };
@@ -218,7 +218,7 @@ impl Engine {
                 if !bound {
                     lane = state.open_lane(rank, lane, need);
                 }
-                let at = At { rank, lane };
+                let at = LaneId { rank, lane };
                 alone = (state.peers.lane(at)).is_some_and(|lane| !lane.is_listed());
             }
             let entry = known(&mut state.requests, key)?;
@@ -254,7 +254,12 @@ impl Engine {
                     let puts = state.prepare_transfer(key, lane);
                     let puts = puts.map_err(|e| e.of_peer(rank))?.into_iter().flatten();
                     posts.members[at].last = puts.clone().last();
-                    keep(puts, At { rank, lane }, &mut posts.made, &mut posts.front);
+                    keep(
+                        puts,
+                        LaneId { rank, lane },
+                        &mut posts.made,
+                        &mut posts.front,
+                    );
                 }
                 continue;
             }
@@ -308,7 +313,7 @@ impl Engine {
                 plain(&mut batch, channel, number, segments, len)?
             }
         };
-        let at = At { rank, lane };
+        let at = LaneId { rank, lane };
         keep(batch.all(), at, &mut posts.made, &mut posts.front);
         Ok(Some(last))
     }
@@ -328,7 +333,7 @@ impl Engine {
         if common.large {
             let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
             announce(&mut batch, channel, number, common.len)?;
-            let at = At { rank, lane };
+            let at = LaneId { rank, lane };
             keep(batch.all(), at, &mut posts.made, &mut posts.front);
             let (ready, value) = (channel.ready(number), word::threshold(number));
             posts.ready.push(Part::Wait(ready.clone(), value));
@@ -353,7 +358,7 @@ impl Engine {
             }
             false => plain(&mut batch, channel, number, segments, len)?,
         };
-        let at = At { rank, lane };
+        let at = LaneId { rank, lane };
         keep(batch.all(), at, &mut posts.made, &mut posts.back);
         if stamped {
             self.add_stamp(&batch, common, send, channel, result, &mut posts.stamps)?;
@@ -547,7 +552,12 @@ fn receives(state: &State, member: &Member) -> bool {
 }
 
 /// Appends puts that were prepared together.
-fn keep(puts: impl Iterator<Item = Put>, at: At, made: &mut Vec<(At, Put)>, parts: &mut Vec<Part>) {
+fn keep(
+    puts: impl Iterator<Item = Put>,
+    at: LaneId,
+    made: &mut Vec<(LaneId, Put)>,
+    parts: &mut Vec<Part>,
+) {
     for put in puts {
         made.push((at, put));
         parts.push(Part::Put(at, put));
@@ -582,7 +592,7 @@ fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Resu
     advertise(&mut batch, channel, common, receive)?;
     keep(
         batch.all(),
-        At { rank, lane },
+        LaneId { rank, lane },
         &mut posts.made,
         &mut posts.front,
     );
@@ -613,7 +623,7 @@ fn take_back_all(state: &mut State, posts: &mut Posts) -> Result<()> {
 fn take_back(state: &mut State, key: RequestKey) -> Result<()> {
     let entry = known(&mut state.requests, key)?;
     let (rank, lane) = (entry.peer, entry.poster.lane);
-    if let Some(lane) = state.peers.lane(At { rank, lane }) {
+    if let Some(lane) = state.peers.lane(LaneId { rank, lane }) {
         entry.newest_puts().try_for_each(|put| lane.abort(put))?;
     }
     forget_puts(state, key);

@@ -14,7 +14,7 @@ use gdsync::{Gpu, Status, Stream};
 use super::agree::AgreementTimer;
 use super::any::Matcher;
 use super::channel::{RecvChannel, SendChannel};
-use super::lanes::Lanes;
+use super::lanes::StreamLanes;
 use super::liveness::GonePoll;
 use super::outbox::Outbox;
 use super::peer::{Need, Peer, Peers};
@@ -55,7 +55,7 @@ impl Trash {
 pub(crate) struct State {
     pub peers: Peers,
     pub requests: Table,
-    pub lanes: Lanes,
+    pub lanes: StreamLanes,
     pub matcher: Matcher,
     pub reached: Reached,
     pub outbox: Outbox,
@@ -131,7 +131,7 @@ impl State {
         State {
             peers: Peers::new(size),
             requests: Table::new(),
-            lanes: Lanes::new(doorbell),
+            lanes: StreamLanes::new(doorbell),
             matcher: Matcher::default(),
             reached: Reached::new(gpu),
             outbox: Outbox::default(),

@@ -18,7 +18,7 @@ use super::wait::WAIT_ON;
 use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, UNPACKS, Unpack};
 use crate::path::{Put, uncaptured};
-use crate::plan::{At, Lanes, Plan};
+use crate::plan::{LaneId, PeerLanes, Plan};
 use crate::request::entry::{Entry, Operation, ReceiveState};
 use crate::request::table::{RequestKey, Table};
 use crate::wire::word;
@@ -28,7 +28,7 @@ use crate::wire::word;
 pub(crate) struct Waits {
     /// Words, with the values that they reach; `true`: a flush follows.
     words: Vec<(Word64, u64, bool)>,
-    puts: Vec<(At, Put, bool)>,
+    puts: Vec<(LaneId, Put, bool)>,
     claims: Vec<Claim>,
     /// Requests that another poster ends.
     noted: Vec<RequestKey>,
@@ -59,7 +59,7 @@ impl Waits {
 /// The channel of a receive that a stream takes in, and its number.
 #[derive(Clone, Copy)]
 struct Claimed {
-    at: At,
+    at: LaneId,
     tag: u32,
     number: u64,
 }
@@ -186,7 +186,7 @@ impl Engine {
         let flush = entry.lands_in_device();
         match (&entry.operation, entry.in_flight()) {
             (_, Some(put)) if poster.is_some() => {
-                let at = At {
+                let at = LaneId {
                     rank: entry.peer,
                     lane: entry.poster.lane,
                 };
@@ -234,7 +234,7 @@ impl Engine {
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
         let of = Claimed {
-            at: At { rank, lane },
+            at: LaneId { rank, lane },
             tag: common.tag,
             number,
         };

@@ -7,9 +7,9 @@ use std::time::Duration;
 use gdsync::Stream;
 use gdsync::gpu::Condition;
 
+use super::op::{Access, WindowOp};
 use super::signal::Awaited;
 use super::targets::Targets;
-use super::transfer::{Access, WindowOp};
 use crate::error::{Error, Kind, Result, time};
 use crate::mutant::{self, Mutant};
 use crate::path::Word;
