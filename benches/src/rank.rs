@@ -75,7 +75,7 @@ impl Rank {
 
     /// Its place in a job of mp, if it has one.
     #[must_use]
-    pub fn meets(mut self, bootstrap: Option<Arc<dyn Bootstrap>>) -> Rank {
+    pub fn with_bootstrap(mut self, bootstrap: Option<Arc<dyn Bootstrap>>) -> Rank {
         self.bootstrap = bootstrap;
         self
     }

@@ -16,9 +16,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::link::Link;
-use crate::meet::Store;
 use crate::options::Ranks;
 use crate::rank::{Job, Note, Outbox, Rank};
+use crate::store::Store;
 
 /// Time for the second rank to fail or end after the first one.
 const GRACE: Duration = Duration::from_secs(2);
@@ -122,7 +122,7 @@ fn threads(
             .spawn(move || {
                 let link = Link::new(socket, deadline);
                 let rank = Rank::new(number, link, deadline, Outbox::Channel(sender));
-                rank.meets(bootstrap).work(&job)
+                rank.with_bootstrap(bootstrap).work(&job)
             })
             .context("starting a rank's thread")?;
     }
@@ -174,7 +174,7 @@ fn launched(
     let (sender, notes) = channel();
     let link = Link::over(&bootstrap, "mpbench", deadline);
     let rank = Rank::new(number, link, deadline, Outbox::Channel(sender));
-    rank.meets(Some(Arc::clone(&bootstrap))).work(job);
+    rank.with_bootstrap(Some(Arc::clone(&bootstrap))).work(job);
     let mut mine = None;
     for (rank, note) in notes {
         match note {
@@ -384,7 +384,7 @@ fn rank_process<J: Job>(spec: &RankSpec) -> Result<bool> {
     let bootstrap = job.needs_mp().then(from_env).transpose()?;
     let link = Link::new(socket, deadline);
     let rank = Rank::new(spec.number, link, deadline, Outbox::Stdout);
-    Ok(rank.meets(bootstrap).work(&job))
+    Ok(rank.with_bootstrap(bootstrap).work(&job))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use libtest_mimic::Trial;
 
 #[cfg(feature = "mutants")]
 fn trials() -> Vec<Trial> {
+    use conformance::sim::mp::Wire::{InOrder, OutOfOrder};
     use conformance::sim::mp::{agree, collectives, halo, late, messages, neighbours, windows};
     use conformance::sim::mutants::Hunt;
     use mp::mutant::{self, Mutant};
@@ -13,15 +14,19 @@ fn trials() -> Vec<Trial> {
     static HUNT: Hunt<Mutant> = Hunt {
         set: mutant::set,
         scenarios: &[
-            ("messages", messages::run),
-            ("halo", halo::run),
-            ("messages out of order", messages::run_in_disorder),
+            ("messages", |seed| messages::run(seed, InOrder)),
+            ("halo", |seed| halo::run(seed, InOrder)),
+            ("messages out of order", |seed| {
+                messages::run(seed, OutOfOrder)
+            }),
             ("late words", late::run),
             ("agree", agree::run),
-            ("windows", windows::run),
-            ("windows out of order", windows::run_in_disorder),
-            ("neighbours", neighbours::run),
-            ("collectives", collectives::run),
+            ("windows", |seed| windows::run(seed, InOrder)),
+            ("windows out of order", |seed| {
+                windows::run(seed, OutOfOrder)
+            }),
+            ("neighbours", |seed| neighbours::run(seed, InOrder)),
+            ("collectives", |seed| collectives::run(seed, InOrder)),
             ("collectives with a loss", collectives::run_with_loss),
         ],
         replayed: Mutant::LostCredit,

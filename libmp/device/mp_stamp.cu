@@ -123,15 +123,9 @@ using Stamps = Tasks<Stamp<1>, Capacity>;
 
 static_assert(sizeof(Stamps<8>) == 1096 && sizeof(Stamps<30>) == 4088, "layout");
 
-template <u32 Capacity>
-GDS_DEVICE void stamp_all(const Stamps<Capacity>& p) {
-    GDS_NO_UNROLL
-    for (u32 i = blockIdx.x; i < p.count; i += gridDim.x) stamp(p.task[i]);
-}
-
 }  // namespace mp
 
 GDS_KERNEL(mp_stamp_1, mp::Stamp<1>, p) { mp::stamp(p); }
 GDS_KERNEL(mp_stamp_16, mp::Stamp<16>, p) { mp::stamp(p); }
-GDS_KERNEL(mp_stamp_all_8, mp::Stamps<8>, p) { mp::stamp_all(p); }
-GDS_KERNEL(mp_stamp_all_30, mp::Stamps<30>, p) { mp::stamp_all(p); }
+GDS_KERNEL(mp_stamp_all_8, mp::Stamps<8>, p) { mp::run_all<mp::stamp<1>>(p); }
+GDS_KERNEL(mp_stamp_all_30, mp::Stamps<30>, p) { mp::run_all<mp::stamp<1>>(p); }

@@ -14,4 +14,11 @@ struct Tasks {
     Task task[Capacity];
 };
 
+// Calls `run` with the tasks of this block.
+template <auto run, class Task, u32 Capacity>
+GDS_DEVICE void run_all(const Tasks<Task, Capacity>& p) {
+    GDS_NO_UNROLL
+    for (u32 i = blockIdx.x; i < p.count; i += gridDim.x) run(p.task[i]);
+}
+
 }  // namespace mp

@@ -177,15 +177,9 @@ using Unpacks = Tasks<Unpack<1>, Capacity>;
 
 static_assert(sizeof(Unpacks<8>) == 712 && sizeof(Unpacks<46>) == 4056, "layout");
 
-template <u32 Capacity>
-GDS_DEVICE void unpack_all(const Unpacks<Capacity>& p) {
-    GDS_NO_UNROLL
-    for (u32 i = blockIdx.x; i < p.count; i += gridDim.x) unpack(p.task[i]);
-}
-
 }  // namespace mp
 
 GDS_KERNEL(mp_unpack_1, mp::Unpack<1>, p) { mp::unpack(p); }
 GDS_KERNEL(mp_unpack_30, mp::Unpack<30>, p) { mp::unpack(p); }
-GDS_KERNEL(mp_unpack_all_8, mp::Unpacks<8>, p) { mp::unpack_all(p); }
-GDS_KERNEL(mp_unpack_all_46, mp::Unpacks<46>, p) { mp::unpack_all(p); }
+GDS_KERNEL(mp_unpack_all_8, mp::Unpacks<8>, p) { mp::run_all<mp::unpack<1>>(p); }
+GDS_KERNEL(mp_unpack_all_46, mp::Unpacks<46>, p) { mp::run_all<mp::unpack<1>>(p); }

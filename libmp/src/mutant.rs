@@ -20,7 +20,7 @@ gds_step::mutants! {
     /// A stream takes in the message of a receive that another stream posted before that stream has
     /// reached the receive.
     EarlyClaim,
-    /// A stream takes the place of a payload as it is when the wait is enqueued.
+    /// A stream takes the address of a payload as it is when the wait is enqueued.
     EarlyRoom,
     /// The signal of a put is stored before its payload.
     SignalFirst,

@@ -8,8 +8,8 @@ use gdsync::Gpu;
 use gdsync::gpu::{Condition, MemoryKind, Stream};
 use mp::bootstrap::Local;
 use mp::{
-    Collectives, Context, Memory, Neighbour, Neighbourhood, Op, Progress, RecvOp, SendOp, Slice,
-    Window,
+    Collectives, Context, Memory, Neighbour, Neighbourhood, Op, Progress, RecvOp, Request, SendOp,
+    Slice, Window,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -50,6 +50,8 @@ static HEAP: Counting = Counting;
 
 const LEN: usize = 256;
 const LARGE: usize = 20_000;
+const SHORT_TAG: u32 = 10;
+const LARGE_TAG: u32 = 11;
 
 /// A rank of two, both of which the test's thread plays.
 struct Side {
@@ -97,32 +99,120 @@ impl Side {
     fn slice(&self, at: usize, len: usize) -> Slice {
         self.memory.slice(at, len).unwrap()
     }
+
+    /// Posts a receive from the peer and a send to it.
+    fn exchange(&self, tag: u32, len: usize) -> [Request; 2] {
+        let (ctx, stream, peer) = (&self.ctx, &self.stream, self.peer());
+        let (data, into) = (self.slice(0, len), self.slice(LARGE, len));
+        let recv = ctx.irecv_on(stream, peer, tag, &into).unwrap();
+        [recv, ctx.isend_on(stream, peer, tag, &data).unwrap()]
+    }
+
+    /// As [`Side::exchange`], by prepared requests; `bound`: they are prepared for the stream.
+    fn post_all(&self, tag: u32, len: usize, bound: bool) -> [Request; 2] {
+        let (ctx, stream, peer) = (&self.ctx, &self.stream, self.peer());
+        let (data, into) = (self.slice(0, len), self.slice(LARGE, len));
+        let recv = RecvOp::from((peer, tag, &into));
+        let send = SendOp::from((peer, tag, &data));
+        let (recv, send) = match bound {
+            false => (recv, send),
+            true => (recv.on(stream), send.on(stream)),
+        };
+        let both = [ctx.prepare_recv(&recv), ctx.prepare_send(&send)].map(Result::unwrap);
+        ctx.post_all_on(stream, &both).unwrap();
+        both
+    }
+
+    fn wait_all(&self, requests: &[Request]) {
+        self.ctx.wait_all_on(&self.stream, requests).unwrap();
+    }
+
+    fn step(&self, halo: &Neighbourhood) {
+        halo.ready_on(&self.stream).unwrap();
+        halo.send_on(&self.stream).unwrap();
+        halo.wait_on(&self.stream).unwrap();
+    }
+
+    fn collectives(&mut self) {
+        let stream = &self.stream;
+        let (data, into) = (self.slice(0, 64), self.slice(256, 128));
+        let all = &mut self.all;
+        all.barrier_on(stream).unwrap();
+        all.all_reduce_on::<f64>(stream, &data, Op::Sum).unwrap();
+        all.broadcast_on(stream, 0, &data).unwrap();
+        all.all_gather_on(stream, &data, &into).unwrap();
+    }
+
+    /// One-sided operations, with a signal of this value to each other.
+    fn access(&self, value: u64) {
+        let (window, stream, peer) = (&self.window, &self.stream, self.peer());
+        let (data, old) = (self.slice(0, 64), self.slice(64, 8));
+        drop(window.put_on(stream, peer, 64, &data).unwrap());
+        drop(window.get_on(stream, peer, 64, &data).unwrap());
+        drop(window.fetch_add_on(stream, peer, 8, 1, &old).unwrap());
+        let signalled = window.put_signal_on(stream, peer, 64, &data, 0, value);
+        drop(signalled.unwrap());
+        window.fence_on(stream, peer).unwrap();
+        window.quiet_on(stream).unwrap();
+        let waited = window.wait_signal_on(stream, peer, 0, Condition::Geq, value);
+        waited.unwrap();
+    }
+
+    fn ready_words(&self) {
+        self.ctx.send_ready_on(&self.stream, self.peer()).unwrap();
+        self.ctx.wait_ready_on(&self.stream, self.peer()).unwrap();
+    }
+
+    /// Calls that connect the ranks, which both make at the same time.
+    fn connect(&mut self) {
+        for tag in [SHORT_TAG, LARGE_TAG] {
+            self.wait_all(&self.exchange(tag, LEN));
+        }
+        self.halos.iter().for_each(|halo| self.step(halo));
+        self.all.barrier_on(&self.stream).unwrap();
+        self.ready_words();
+        self.ctx.synchronize(&self.stream, LIMIT).unwrap();
+    }
 }
 
-/// Repeats a round of calls. Returns the allocations once all buffers have their size.
-fn count_of(name: &str, sides: &mut [Side], mut round: impl FnMut(&mut [Side], u64)) -> u64 {
+/// Opens both ranks, and connects them.
+fn open() -> Vec<Side> {
+    let ranks = Local::ranks(2).into_iter().map(|job| {
+        std::thread::spawn(move || {
+            let gpu = Gpu::soft().unwrap();
+            let builder = Context::builder().bootstrap(job).gpu(&gpu);
+            let builder = builder.timeout(LIMIT).progress(Progress::Manual);
+            let mut side = Side::open(builder.build().unwrap());
+            side.connect();
+            side
+        })
+    });
+    let ranks: Vec<_> = ranks.collect();
+    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+}
+
+fn progress(sides: &[Side]) {
+    for side in sides {
+        side.ctx.progress();
+    }
+}
+
+/// Repeats a round of calls of both ranks. Returns the allocations once all buffers have their
+/// size.
+fn count_of(name: &str, sides: &mut [Side], mut round: impl FnMut(&mut Side, u64)) -> u64 {
     /// More than the sweeps of the tables of requests take.
     const WARM: u64 = 1500;
     const ROUNDS: u64 = 300;
     let mut allocated = 0;
     for at in 0..WARM + ROUNDS {
         let before = COUNT.get();
-        round(sides, at);
+        sides.iter_mut().for_each(|side| round(side, at));
         if at >= WARM {
             allocated += COUNT.get() - before;
         }
         // The requests end before the next round, so that each round finds as many as the last.
-        let progress = |sides: &[Side]| {
-            sides
-                .iter()
-                .fold(false, |any, side| any | side.ctx.progress())
-        };
-        for at in 0..sides.len() {
-            while !sides[at]
-                .stream
-                .synchronize(Duration::from_millis(1))
-                .unwrap()
-            {
+        for side in &*sides {
+            while !side.stream.synchronize(Duration::from_millis(1)).unwrap() {
                 progress(sides);
             }
         }
@@ -134,152 +224,29 @@ fn count_of(name: &str, sides: &mut [Side], mut round: impl FnMut(&mut [Side], u
 
 #[test]
 fn calls_on_streams_allocate_nothing_in_their_steady_state() {
-    let ranks = Local::ranks(2).into_iter().map(|job| {
-        std::thread::spawn(move || {
-            let gpu = Gpu::soft().unwrap();
-            let builder = Context::builder().bootstrap(job).gpu(&gpu);
-            let builder = builder.timeout(LIMIT).progress(Progress::Manual);
-            Side::open(builder.build().unwrap())
-        })
-    });
-    let ranks: Vec<_> = ranks.collect();
-    let mut sides: Vec<Side> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-    // The first call of each kind connects the ranks.
-    std::thread::scope(|threads| {
-        for side in &mut sides {
-            threads.spawn(|| {
-                let (ctx, stream, peer) = (&side.ctx, &side.stream, side.peer());
-                for tag in [10, 11, 12, 13] {
-                    let into = side.slice(LARGE, LEN);
-                    let recv = ctx.irecv_on(stream, peer, tag, &into).unwrap();
-                    let data = side.slice(0, LEN);
-                    let send = ctx.isend_on(stream, peer, tag, &data).unwrap();
-                    ctx.wait_all_on(stream, &[recv, send]).unwrap();
-                }
-                side.halos
-                    .iter()
-                    .for_each(|halo| halo.ready_on(stream).unwrap());
-                side.halos
-                    .iter()
-                    .for_each(|halo| halo.send_on(stream).unwrap());
-                side.halos
-                    .iter()
-                    .for_each(|halo| halo.wait_on(stream).unwrap());
-                side.all.barrier_on(stream).unwrap();
-                ctx.send_ready_on(stream, peer).unwrap();
-                ctx.wait_ready_on(stream, peer).unwrap();
-                ctx.synchronize(stream, LIMIT).unwrap();
-            });
-        }
-    });
+    let sides = &mut open()[..];
     let mut all = 0;
-    for (tag, len) in [(10, LEN), (11, LARGE)] {
-        all += count_of(
-            &format!("messages of {len} bytes"),
-            &mut sides,
-            |sides, _| {
-                for side in &*sides {
-                    let (ctx, stream, peer) = (&side.ctx, &side.stream, side.peer());
-                    let into = side.slice(LARGE, len);
-                    let recv = ctx.irecv_on(stream, peer, tag, &into).unwrap();
-                    let data = side.slice(0, len);
-                    let send = ctx.isend_on(stream, peer, tag, &data).unwrap();
-                    recv.wait_on(stream).unwrap();
-                    send.wait_on(stream).unwrap();
-                }
-            },
-        );
-        all += count_of(
-            &format!("wait_all_on for {len} bytes"),
-            &mut sides,
-            |sides, _| {
-                for side in &*sides {
-                    let (ctx, stream, peer) = (&side.ctx, &side.stream, side.peer());
-                    let into = side.slice(LARGE, len);
-                    let recv = ctx.irecv_on(stream, peer, tag, &into).unwrap();
-                    let data = side.slice(0, len);
-                    let send = ctx.isend_on(stream, peer, tag, &data).unwrap();
-                    ctx.wait_all_on(stream, &[recv, send]).unwrap();
-                }
-            },
-        );
-        all += count_of(
-            &format!("post_all_on of {len} bytes"),
-            &mut sides,
-            |sides, round| {
-                for side in &*sides {
-                    let (ctx, stream, peer) = (&side.ctx, &side.stream, side.peer());
-                    let (data, into) = (side.slice(0, len), side.slice(LARGE, len));
-                    let recv = RecvOp::from((peer, tag, &into));
-                    let send = SendOp::from((peer, tag, &data));
-                    let both = match round % 2 {
-                        0 => [ctx.prepare_recv(&recv), ctx.prepare_send(&send)],
-                        _ => [
-                            ctx.prepare_recv(&recv.on(stream)),
-                            ctx.prepare_send(&send.on(stream)),
-                        ],
-                    };
-                    let both = both.map(|one| one.unwrap());
-                    ctx.post_all_on(stream, &both).unwrap();
-                    ctx.wait_all_on(stream, &both).unwrap();
-                }
-            },
-        );
+    for (tag, len) in [(SHORT_TAG, LEN), (LARGE_TAG, LARGE)] {
+        all += count_of(&format!("messages of {len} bytes"), sides, |side, _| {
+            let both = side.exchange(tag, len);
+            both.iter()
+                .for_each(|one| one.wait_on(&side.stream).unwrap());
+        });
+        all += count_of(&format!("wait_all_on for {len} bytes"), sides, |side, _| {
+            side.wait_all(&side.exchange(tag, len));
+        });
+        all += count_of(&format!("post_all_on of {len} bytes"), sides, |side, at| {
+            side.wait_all(&side.post_all(tag, len, at % 2 == 1));
+        });
     }
     for (at, name) in ["neighbourhood", "double-buffered neighbourhood"]
         .into_iter()
         .enumerate()
     {
-        all += count_of(name, &mut sides, |sides, _| {
-            for side in &*sides {
-                side.halos[at].ready_on(&side.stream).unwrap();
-                side.halos[at].send_on(&side.stream).unwrap();
-                side.halos[at].wait_on(&side.stream).unwrap();
-            }
-        });
+        all += count_of(name, sides, |side, _| side.step(&side.halos[at]));
     }
-    all += count_of("collectives", &mut sides, |sides, _| {
-        for side in sides {
-            let stream = &side.stream;
-            let (data, all) = (side.memory.slice(0, 64), side.memory.slice(256, 128));
-            let (data, into) = (data.unwrap(), all.unwrap());
-            side.all.barrier_on(stream).unwrap();
-            side.all
-                .all_reduce_on::<f64>(stream, &data, Op::Sum)
-                .unwrap();
-            side.all.broadcast_on(stream, 0, &data).unwrap();
-            side.all.all_gather_on(stream, &data, &into).unwrap();
-        }
-    });
-    all += count_of("windows", &mut sides, |sides, round| {
-        for side in &*sides {
-            let (window, stream, peer) = (&side.window, &side.stream, side.peer());
-            let data = side.slice(0, 64);
-            let old = side.slice(64, 8);
-            drop(window.put_on(stream, peer, 64, &data).unwrap());
-            drop(window.get_on(stream, peer, 64, &data).unwrap());
-            drop(window.fetch_add_on(stream, peer, 8, 1, &old).unwrap());
-            drop(
-                window
-                    .put_signal_on(stream, peer, 64, &data, 0, round + 1)
-                    .unwrap(),
-            );
-            window.fence_on(stream, peer).unwrap();
-            window.quiet_on(stream).unwrap();
-        }
-        for side in &*sides {
-            let (window, stream) = (&side.window, &side.stream);
-            let geq = Condition::Geq;
-            window
-                .wait_signal_on(stream, side.peer(), 0, geq, round + 1)
-                .unwrap();
-        }
-    });
-    all += count_of("ready words", &mut sides, |sides, _| {
-        for side in &*sides {
-            side.ctx.send_ready_on(&side.stream, side.peer()).unwrap();
-            side.ctx.wait_ready_on(&side.stream, side.peer()).unwrap();
-        }
-    });
+    all += count_of("collectives", sides, |side, _| side.collectives());
+    all += count_of("windows", sides, |side, at| side.access(at + 1));
+    all += count_of("ready words", sides, |side, _| side.ready_words());
     assert_eq!(all, 0, "allocations");
 }

@@ -154,8 +154,8 @@ impl Job for Options {
         let mut player = Player::new(part, &endpoint, qp, None, self, deadline)?;
         // No stream waits before both ranks have loaded their kernels: loading blocks behind waits.
         rank.link.barrier()?;
-        let mut meet = || rank.link.barrier();
-        let figures = player.play(Some(Ranks::of(self.threads, false)), &mut meet)?;
+        let mut barrier = || rank.link.barrier();
+        let figures = player.play(Some(Ranks::of(self.threads, false)), &mut barrier)?;
         player.qp.quiet(rank.left())?;
         rank.link.barrier()?;
         Ok(serde_json::to_value(figures)?)
@@ -282,15 +282,15 @@ impl<'e> Player<'e> {
     fn play(
         &mut self,
         ranks: Option<Ranks>,
-        meet: &mut dyn FnMut() -> Result<()>,
+        barrier: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Figures> {
         self.write(0)?;
         self.bell.enqueue(&self.endpoint.stream)?;
         self.bell.poll(self.deadline)?;
-        self.rounds(WARM_UP * self.options.batch, meet)?;
+        self.rounds(WARM_UP * self.options.batch, barrier)?;
         self.enqueueing = Duration::ZERO;
         let iterations = self.options.iterations;
-        let elapsed = self.rounds(iterations, meet)?;
+        let elapsed = self.rounds(iterations, barrier)?;
         let bits = 16.0 * (iterations * self.options.size) as f64;
         Ok(Figures {
             names: self.endpoint.names(&self.qp, self.arriving.region().kind()),
@@ -304,7 +304,7 @@ impl<'e> Player<'e> {
     }
 
     /// Runs this many rounds in batches, and waits until all are done.
-    fn rounds(&mut self, rounds: u64, meet: &mut dyn FnMut() -> Result<()>) -> Result<Duration> {
+    fn rounds(&mut self, rounds: u64, barrier: &mut dyn FnMut() -> Result<()>) -> Result<Duration> {
         let (mut left, end) = (rounds, self.enqueued + rounds);
         // Batches in flight: the bell's count, and the round after the last one.
         let mut flying = VecDeque::new();
@@ -315,7 +315,7 @@ impl<'e> Player<'e> {
         // The receives of both sides are posted before the first send of either.
         let mut receives = VecDeque::new();
         self.receive_ahead(end, &mut receives)?;
-        meet()?;
+        barrier()?;
         let mut start = Instant::now();
         while left > 0 || !flying.is_empty() {
             while left > 0 && (flying.len() as u64) < AHEAD {
@@ -328,7 +328,7 @@ impl<'e> Player<'e> {
             }
             if hidden && self.verified + rounds == end {
                 // No round of this call has run: the first batches are enqueued.
-                meet()?;
+                barrier()?;
                 self.enqueueing = Duration::ZERO;
                 start = Instant::now();
                 self.gate.open()?;

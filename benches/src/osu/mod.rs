@@ -1,15 +1,17 @@
 //! The benchmarks with the options and columns of the OSU micro-benchmarks: `latency`, `bandwidth`,
 //! `bibw` and `rate`, of two-sided and of one-sided operations, posted by the CPU or by a stream.
 //!
-//! `ends` has the operations of one rank and the checks of its bytes, `rounds` the patterns, `ways`
-//! the options and the tables. If several ways are named, they run in turn for each size, and the
-//! report has their ratios. `pairs` measures the latency between all pairs of ranks.
+//! `end` has the operations of one rank and the checks of its bytes, `rounds` the patterns,
+//! `options` the ways (an operation and its poster), and `results` the tables. If the options name
+//! several ways, they run in turn for each size, and the report has their ratios. `pairs` measures
+//! the latency between all pairs of ranks.
 
-mod ends;
+mod end;
+mod options;
 pub mod pairs;
+mod results;
 mod rounds;
 mod sizes;
-mod ways;
 
 use std::time::Duration;
 
@@ -23,9 +25,10 @@ use crate::endpoint::{Endpoint, Names};
 use crate::options::Ranks;
 use crate::rank::{Job, Rank};
 use crate::world;
-use ends::Ends;
+use end::End;
+use options::{Common, Way, Windowed};
+use results::Row;
 use rounds::Pattern;
-use ways::{Common, Row, Way, Windowed};
 
 const VERIFIED: &str = "every byte of the warm-up rounds and of the last round is right";
 
@@ -200,8 +203,8 @@ impl Play {
             Ok(Row::new(self, (size, way), iterations, elapsed))
         });
         let rows = rows.collect::<Result<Vec<Row>>>()?;
-        let ratios = ways::ratios(&rows);
-        ways::show(name, self, &names, &rows, &ratios);
+        let ratios = results::ratios(&rows);
+        results::show(name, self, &names, &rows, &ratios);
         let figures = json!({
             "names": names,
             "ranks": ranks,
@@ -224,15 +227,15 @@ impl Job for Play {
     fn play(&self, rank: &mut Rank) -> Result<Value> {
         let common = &self.common;
         let endpoint = Endpoint::open(&common.setup, rank.number)?;
-        let mut ends = Ends::new(rank, &endpoint, common, self.window)?;
-        ends.meet_peer((rank.number + self.pairs) % (2 * self.pairs));
+        let mut end = End::new(rank, &endpoint, common, self.window)?;
+        end.set_peer((rank.number + self.pairs) % (2 * self.pairs));
         let mut elapsed_ns = Vec::new();
         for (size, way) in self.cases() {
             let case = || format!("{size} bytes, {way}");
-            let elapsed = rounds::measure(&mut ends, self, (size, way)).with_context(case)?;
+            let elapsed = rounds::measure(&mut end, self, (size, way)).with_context(case)?;
             elapsed_ns.push(elapsed);
         }
-        let names = ends.close(&common.setup)?;
+        let names = end.close(&common.setup)?;
         Ok(serde_json::to_value(Played { names, elapsed_ns })?)
     }
 }

@@ -7,9 +7,10 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::ends::Ends;
+use super::end::End;
+use super::options::{Common, Op, Way};
+use super::results::Row;
 use super::rounds::{self, Pattern};
-use super::ways::{Common, Op, Row, Way};
 use super::{Play, VERIFIED};
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
@@ -85,22 +86,22 @@ impl Job for Options {
     fn play(&self, rank: &mut Rank) -> Result<Value> {
         let (play, case) = (self.play(), (self.size, self.way()));
         let endpoint = Endpoint::open(&self.setup, rank.number)?;
-        let mut ends = Ends::new(rank, &endpoint, &play.common, play.window)?;
+        let mut end = End::new(rank, &endpoint, &play.common, play.window)?;
         let mut latency_us = Vec::new();
         for [a, b] in self.pairs() {
             if rank.number != a && rank.number != b {
-                rounds::stand_by(&ends, &play, self.size)?;
+                rounds::stand_by(&end, &play, self.size)?;
                 continue;
             }
-            ends.meet_peer(a + b - rank.number);
-            let elapsed = rounds::measure(&mut ends, &play, case);
+            end.set_peer(a + b - rank.number);
+            let elapsed = rounds::measure(&mut end, &play, case);
             let elapsed = elapsed.with_context(|| format!("ranks {a} and {b}"))?;
             if rank.number == a {
                 let row = Row::new(&play, case, self.iterations, elapsed);
                 latency_us.push((b, row.figure()));
             }
         }
-        let names = ends.close(&self.setup)?;
+        let names = end.close(&self.setup)?;
         Ok(serde_json::to_value(Measured { names, latency_us })?)
     }
 }

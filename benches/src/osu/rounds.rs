@@ -4,8 +4,8 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::Play;
-use super::ends::Ends;
-use super::ways::{Op, Way};
+use super::end::End;
+use super::options::{Op, Way};
 
 /// Operations of a batch on a stream.
 const BATCH: u64 = 64;
@@ -25,32 +25,32 @@ pub enum Pattern {
 }
 
 /// Measures one size in one way: verified rounds, then timed ones. Returns the time in nanoseconds.
-pub fn measure(ends: &mut Ends<'_>, play: &Play, (size, way): (u64, Way)) -> Result<u64> {
+pub fn measure(end: &mut End<'_>, play: &Play, (size, way): (u64, Way)) -> Result<u64> {
     let (pattern, op, window) = (play.pattern, way.op, play.window);
-    ends.set(way, size);
+    end.set(way, size);
     let warmup = play.common.warmup(pattern, size);
     let iterations = play.common.iterations(pattern, size);
     let batch = (BATCH / window).max(1);
     let mut elapsed = 0;
     for number in 0..=warmup {
         let count = if number < warmup { 1 } else { iterations };
-        ends.fill(number, play.common.corrupt == Some(number))?;
-        ends.barrier()?;
-        let time = ends.repeat(count, batch, |ends| round(ends, pattern, op, window))?;
+        end.fill(number, play.common.corrupt == Some(number))?;
+        end.barrier()?;
+        let time = end.repeat(count, batch, |end| round(end, pattern, op, window))?;
         elapsed = time.as_nanos() as u64;
-        ends.barrier()?;
-        if receives(pattern, op, ends.is_first()) {
-            ends.compare(number)?;
+        end.barrier()?;
+        if receives(pattern, op, end.is_first()) {
+            end.compare(number)?;
         }
     }
     Ok(elapsed)
 }
 
 /// Takes part in the measurement of a pair of other ranks.
-pub fn stand_by(ends: &Ends<'_>, play: &Play, size: u64) -> Result<()> {
+pub fn stand_by(end: &End<'_>, play: &Play, size: u64) -> Result<()> {
     for _ in 0..=play.common.warmup(play.pattern, size) {
-        ends.barrier()?;
-        ends.barrier()?;
+        end.barrier()?;
+        end.barrier()?;
     }
     Ok(())
 }
@@ -65,48 +65,48 @@ fn receives(pattern: Pattern, op: Op, first: bool) -> bool {
 }
 
 /// One iteration.
-fn round(ends: &mut Ends<'_>, pattern: Pattern, op: Op, window: u64) -> Result<()> {
-    let first = ends.is_first();
+fn round(end: &mut End<'_>, pattern: Pattern, op: Op, window: u64) -> Result<()> {
+    let first = end.is_first();
     match (pattern, op) {
-        (Pattern::Latency, Op::Send) if first => ends.wait(&[ends.recv()?, ends.send()?]),
+        (Pattern::Latency, Op::Send) if first => end.wait(&[end.recv()?, end.send()?]),
         (Pattern::Latency, Op::Send | Op::PutSignal) => {
             for sends in [first, !first] {
-                flow(ends, op, 1, [sends, !sends])?;
+                flow(end, op, 1, [sends, !sends])?;
             }
             Ok(())
         }
-        (Pattern::Bibw, _) => flow(ends, op, window, [true, true]),
+        (Pattern::Bibw, _) => flow(end, op, window, [true, true]),
         _ => {
-            flow(ends, op, window, [first, !first])?;
-            answer(ends, pattern, op)
+            flow(end, op, window, [first, !first])?;
+            answer(end, pattern, op)
         }
     }
 }
 
 /// A window of operations, of a rank that sends, receives, or both.
-fn flow(ends: &mut Ends<'_>, op: Op, window: u64, [sends, receives]: [bool; 2]) -> Result<()> {
+fn flow(end: &mut End<'_>, op: Op, window: u64, [sends, receives]: [bool; 2]) -> Result<()> {
     let count = |is: bool| 0..if is { window } else { 0 };
     match op {
         Op::Send => {
-            let receives = count(receives).map(|_| ends.recv());
-            let all = receives.chain(count(sends).map(|_| ends.send()));
-            ends.wait(&all.collect::<Result<Vec<_>>>()?)
+            let receives = count(receives).map(|_| end.recv());
+            let all = receives.chain(count(sends).map(|_| end.send()));
+            end.wait(&all.collect::<Result<Vec<_>>>()?)
         }
         Op::Put if sends => {
-            let puts = count(sends).map(|_| ends.put());
+            let puts = count(sends).map(|_| end.put());
             let puts = puts.collect::<Result<Vec<_>>>()?;
             drop(puts);
-            ends.quiet()
+            end.quiet()
         }
         Op::Get if sends => {
-            let gets = count(sends).map(|_| ends.get());
-            ends.wait(&gets.collect::<Result<Vec<_>>>()?)
+            let gets = count(sends).map(|_| end.get());
+            end.wait(&gets.collect::<Result<Vec<_>>>()?)
         }
         Op::PutSignal => {
             // The requests complete by themselves; the peer's signals show that they have.
-            count(sends).try_for_each(|_| ends.put_signal().map(drop))?;
+            count(sends).try_for_each(|_| end.put_signal().map(drop))?;
             if receives {
-                ends.wait_signals(window)?;
+                end.wait_signals(window)?;
             }
             Ok(())
         }
@@ -115,13 +115,13 @@ fn flow(ends: &mut Ends<'_>, op: Op, window: u64, [sends, receives]: [bool; 2]) 
 }
 
 /// The answer of the second rank to a window of messages or signals.
-fn answer(ends: &mut Ends<'_>, pattern: Pattern, op: Op) -> Result<()> {
-    match (op, ends.is_first()) {
+fn answer(end: &mut End<'_>, pattern: Pattern, op: Op) -> Result<()> {
+    match (op, end.is_first()) {
         _ if pattern == Pattern::Latency => Ok(()),
-        (Op::Send, true) => ends.wait(&[ends.recv_answer()?]),
-        (Op::Send, false) => ends.wait(&[ends.send_answer()?]),
-        (Op::PutSignal, true) => ends.wait_signals(1),
-        (Op::PutSignal, false) => ends.signal().map(drop),
+        (Op::Send, true) => end.wait(&[end.recv_answer()?]),
+        (Op::Send, false) => end.wait(&[end.send_answer()?]),
+        (Op::PutSignal, true) => end.wait_signals(1),
+        (Op::PutSignal, false) => end.signal().map(drop),
         (Op::Put | Op::Get, _) => Ok(()),
     }
 }

@@ -23,39 +23,39 @@ pub struct CpuTimes {
     pub others_ns: BTreeMap<String, u64>,
 }
 
-/// Processor times before the gate is opened.
+/// The time of this thread before the gate is opened.
 #[derive(Clone, Copy)]
-pub struct Parked {
+pub struct Before {
     at: Instant,
     own: Duration,
 }
 
 /// Processor times of the other threads at a moment.
-pub struct Look(Vec<ThreadTime>);
+pub struct ThreadTimes(Vec<ThreadTime>);
 
 impl CpuTimes {
     /// Reads the times of the other threads.
-    pub fn look(&self) -> Result<Look> {
+    pub fn of_other_threads(&self) -> Result<ThreadTimes> {
         let mut times = thread_times().context("reading processor times")?;
         // This thread is measured more exactly.
         times.retain(|t| !matches!(t.name.as_str(), "rank0" | "rank1"));
-        Ok(Look(times))
+        Ok(ThreadTimes(times))
     }
 
     /// Reads the time of this thread.
-    pub fn park(&self) -> Parked {
-        Parked {
+    pub fn of_this_thread(&self) -> Before {
+        Before {
             at: Instant::now(),
             own: own_time(),
         }
     }
 
-    /// Adds the time used since then.
-    pub fn add(&mut self, since: Parked, before: &Look) -> Result<()> {
+    /// Adds the time used since then, of this thread and of the others.
+    pub fn add(&mut self, since: Before, others: &ThreadTimes) -> Result<()> {
         self.application_ns += (own_time().saturating_sub(since.own)).as_nanos() as u64;
         self.gated_ns += since.at.elapsed().as_nanos() as u64;
-        for now in self.look()?.0 {
-            let then = before.0.iter().find(|t| t.tid == now.tid);
+        for now in self.of_other_threads()?.0 {
+            let then = others.0.iter().find(|t| t.tid == now.tid);
             let then = then.map_or(Duration::ZERO, |t| t.cpu);
             let used = now.cpu.saturating_sub(then).as_nanos() as u64;
             *self.others_ns.entry(now.name).or_default() += used;

@@ -117,12 +117,12 @@ impl<'e> Player<'e> {
             _ => self.enqueue_second(size, n)?,
         };
         let enqueue = start.elapsed();
-        let before = cpu.look()?;
+        let others = cpu.of_other_threads()?;
         rank.link.barrier()?;
-        let parked = cpu.park();
+        let before = cpu.of_this_thread();
         self.gate.open()?;
         rank.park(&self.endpoint.stream)?;
-        cpu.add(parked, &before)?;
+        cpu.add(before, &others)?;
         self.wire.check()?;
         let verified = match self.number {
             0 => size * (n - 1 + ALONE),

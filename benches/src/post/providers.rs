@@ -114,7 +114,7 @@ impl Calls {
 }
 
 /// Pins this thread, and those that it starts from now on, to its current processor.
-fn stay() -> Result<()> {
+fn pin_thread() -> Result<()> {
     let mut here = CpuSet::new();
     here.set(sched_getcpu());
     sched_setaffinity(None, &here).context("staying on one processor")
@@ -122,7 +122,7 @@ fn stay() -> Result<()> {
 
 /// Elapsed time, and processor time of this thread.
 #[derive(Clone, Copy, Debug)]
-struct Took {
+struct Elapsed {
     wall: Duration,
     cpu: Duration,
 }
@@ -133,13 +133,13 @@ fn now(clock: ClockId) -> Duration {
 }
 
 /// Measures a call.
-fn timed<R>(f: impl FnOnce() -> R) -> (R, Took) {
+fn timed<R>(f: impl FnOnce() -> R) -> (R, Elapsed) {
     let clocks = [ClockId::Monotonic, ClockId::ThreadCPUTime];
     let [wall, cpu] = clocks.map(now);
     let result = f();
     // The inner clock is read first, so that it does not include the reading of the other one.
     let [cpu_end, wall_end] = [clocks[1], clocks[0]].map(now);
-    let took = Took {
+    let took = Elapsed {
         wall: wall_end - wall,
         cpu: cpu_end - cpu,
     };
@@ -156,7 +156,7 @@ impl Bench {
     }
 
     /// Runs one burst, and waits until it is done.
-    fn round(&mut self, calls: Calls) -> Result<Took> {
+    fn round(&mut self, calls: Calls) -> Result<Elapsed> {
         match calls {
             Calls::Cpu => {
                 let (posted, took) = timed(|| self.posted_by_cpu());
@@ -178,12 +178,12 @@ impl Bench {
 
 /// Samples of one provider.
 #[derive(Default)]
-struct Taken {
+struct CostSamples {
     wall: Samples,
     cpu: Samples,
 }
 
-impl Taken {
+impl CostSamples {
     fn cost(&self) -> Cost {
         Cost {
             wall_ns: self.wall.summary(),
@@ -199,7 +199,7 @@ fn median(mut of: Vec<f64>) -> f64 {
 }
 
 fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
-    let mut taken = [Taken::default(), Taken::default()];
+    let mut samples = [CostSamples::default(), CostSamples::default()];
     let (mut by_wall, mut by_cpu) = (Vec::new(), Vec::new());
     for round in 0..WARM_UP + rounds {
         let mut pair = [None; 2];
@@ -216,12 +216,12 @@ fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
         by_wall.push(of.wall.as_secs_f64() / against.wall.as_secs_f64());
         by_cpu.push(of.cpu.as_secs_f64() / against.cpu.as_secs_f64());
         let n = calls.calls(&benches[0]) as u64;
-        for (taken, took) in taken.iter_mut().zip([of, against]) {
-            taken.wall.record(took.wall.as_nanos() as u64 / n);
-            taken.cpu.record(took.cpu.as_nanos() as u64 / n);
+        for (samples, took) in samples.iter_mut().zip([of, against]) {
+            samples.wall.record(took.wall.as_nanos() as u64 / n);
+            samples.cpu.record(took.cpu.as_nanos() as u64 / n);
         }
     }
-    let [of, against] = taken.map(|taken| taken.cost());
+    let [of, against] = samples.map(|samples| samples.cost());
     Ok(Row {
         name: calls.name(),
         of,
@@ -246,7 +246,7 @@ impl Benchmark for Options {
     ];
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
-        stay()?;
+        pin_thread()?;
         let bench = |provider| {
             let setup = Setup {
                 provider,
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn threads_inherit_the_pinning_of_their_creator() {
         let creator = std::thread::spawn(|| {
-            stay().unwrap();
+            pin_thread().unwrap();
             let parallel = || std::thread::available_parallelism().unwrap().get();
             [parallel(), std::thread::spawn(parallel).join().unwrap()]
         });

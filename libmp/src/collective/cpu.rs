@@ -6,7 +6,7 @@ use gds_step::Time;
 use gdsync::gpu::Word64;
 use zerocopy::IntoBytes;
 
-use super::job::Job;
+use super::call::CollectiveCall;
 use super::op::{Number, Op};
 use super::team::TeamHandle;
 use crate::error::{Error, Kind, Result, time};
@@ -21,26 +21,26 @@ impl TeamHandle {
     pub fn call(
         &mut self,
         engine: &Engine,
-        job: &Job<'_>,
+        call: &CollectiveCall<'_>,
         data: &[u8],
         limit: Duration,
     ) -> Result<u64> {
-        let number = self.next(job, engine)?;
+        let number = self.next(call, engine)?;
         let start = engine.host().now();
-        self.wait_for_stream(engine, job, limit)?;
-        self.open(engine, job, &On::Cpu, number)?;
-        let at = self.sources(job, number);
+        self.wait_for_stream(engine, call, limit)?;
+        self.open(engine, call, &On::Cpu, number)?;
+        let at = self.sources(call, number);
         self.memory().region().write(at, data)?;
         let posted = engine.with_room(|| {
             let post = |state: &mut State, plan: &mut Plan<'_>| plan.post_by_cpu(&mut state.peers);
-            self.with_puts(engine, &mut engine.lock(), (job, number), post)
+            self.with_puts(engine, &mut engine.lock(), (call, number), post)
         });
-        posted.map_err(|e| self.refused(engine, job, number, e))?;
+        posted.map_err(|e| self.refused(engine, call, number, e))?;
         self.wait(engine, number, start, limit);
         // The words may have arrived before a failure.
-        let good = self.team.absent(number).next().is_none() && self.compare(engine, job, number);
+        let good = self.team.absent(number).next().is_none() && self.compare(engine, call, number);
         match self.team.failure() {
-            Some(failure) if !good => Err(failure.error(job.name())),
+            Some(failure) if !good => Err(failure.error(call.name())),
             _ => Ok(number),
         }
     }
@@ -53,25 +53,31 @@ impl TeamHandle {
     }
 
     /// Reads the contribution of `rank` to call `number`.
-    pub fn read(&self, job: &Job<'_>, number: u64, rank: u32, into: &mut [u8]) -> Result<()> {
-        let at = self.slot(job, number, rank);
+    pub fn read(
+        &self,
+        call: &CollectiveCall<'_>,
+        number: u64,
+        rank: u32,
+        into: &mut [u8],
+    ) -> Result<()> {
+        let at = self.slot(call, number, rank);
         Ok(self.memory().region().read(at, into)?)
     }
 
     /// Combines the contributions of all ranks to call `number`, in the order of the ranks.
     pub fn reduce<T: Number>(
         &self,
-        job: &Job<'_>,
+        call: &CollectiveCall<'_>,
         number: u64,
         op: Op,
         into: &mut [T],
     ) -> Result<()> {
         /// Elements that are read at once.
         const PART: usize = 64;
-        self.read(job, number, 0, into.as_mut_bytes())?;
+        self.read(call, number, 0, into.as_mut_bytes())?;
         let region = self.memory().region();
         for rank in 1..self.lanes.len() as u32 {
-            let mut at = self.slot(job, number, rank);
+            let mut at = self.slot(call, number, rank);
             for part in into.chunks_mut(PART) {
                 let theirs = &mut [T::ZERO; PART][..part.len()];
                 region.read(at, theirs.as_mut_bytes())?;
@@ -86,18 +92,23 @@ impl TeamHandle {
     }
 
     /// Waits for the stream of the last call: the calls of a rank have one order.
-    fn wait_for_stream(&self, engine: &Engine, job: &Job<'_>, limit: Duration) -> Result<()> {
+    fn wait_for_stream(
+        &self,
+        engine: &Engine,
+        call: &CollectiveCall<'_>,
+        limit: Duration,
+    ) -> Result<()> {
         let last = self.last;
         if self.team.has_passed(last) {
-            return self.check_stream(engine, job);
+            return self.check_stream(engine, call);
         }
         let start = engine.host().now();
         let passed = engine.wait_until(limit, &mut |_| {
             self.team.has_passed(last) || self.team.failure().is_some()
         });
         match passed || self.team.failure().is_some() {
-            true => self.check_stream(engine, job),
-            false => Err(self.stream_is_late(engine, job, (start, limit))),
+            true => self.check_stream(engine, call),
+            false => Err(self.stream_is_late(engine, call, (start, limit))),
         }
     }
 
@@ -106,7 +117,7 @@ impl TeamHandle {
     fn stream_is_late(
         &self,
         engine: &Engine,
-        job: &Job<'_>,
+        call: &CollectiveCall<'_>,
         (start, limit): (Time, Duration),
     ) -> Error {
         let (open, within) = (self.team.first_open(self.last), time(limit));
@@ -120,7 +131,7 @@ impl TeamHandle {
         };
         let what =
             format!("{why} within {within}; nothing is posted, and the call may be repeated");
-        let error = Error::new(job.name(), Kind::Timeout, what);
+        let error = Error::new(call.name(), Kind::Timeout, what);
         match absent.first() {
             Some(rank) => error.with_rank(*rank),
             None => error,
@@ -129,12 +140,12 @@ impl TeamHandle {
 
     /// # Errors
     /// The failure of a stream's call that has ended.
-    fn check_stream(&self, engine: &Engine, job: &Job<'_>) -> Result<()> {
+    fn check_stream(&self, engine: &Engine, call: &CollectiveCall<'_>) -> Result<()> {
         if self.stream.is_some() {
             engine.find_fault(&mut engine.lock(), &self.team);
         }
         let failure = self.team.failure();
-        failure.map_or(Ok(()), |failure| Err(failure.error(job.name())))
+        failure.map_or(Ok(()), |failure| Err(failure.error(call.name())))
     }
 
     /// Waits until all ranks have joined the call, or the team has failed. At the deadline the team
@@ -164,10 +175,10 @@ impl TeamHandle {
 
     /// Compares the words of all ranks with the words of this call. If one differs, the team fails:
     /// `false`.
-    fn compare(&self, engine: &Engine, job: &Job<'_>, number: u64) -> bool {
+    fn compare(&self, engine: &Engine, call: &CollectiveCall<'_>, number: u64) -> bool {
         let load = |word: &Word64| word.load().unwrap_or(0);
         let mut words = self.team.others(number);
-        let other = words.find(|(rank, word)| load(word) != job.word_from(number, *rank));
+        let other = words.find(|(rank, word)| load(word) != call.word_from(number, *rank));
         if let Some((rank, word)) = other {
             let state = &mut *engine.lock();
             engine.mismatch(state, &self.team, number, rank, load(word));

@@ -1,7 +1,7 @@
 //! Collective calls: barrier, broadcast, all-gather, all-to-all and all-reduce of small data, by the
 //! CPU and by streams.
 //!
-//! `op` has the operations of an all-reduce, `team` the memory of the ranks, `job` what a call sends
+//! `op` has the operations of an all-reduce, `team` the memory of the ranks, `call` what a call sends
 //! where, `cpu` and `stream` post calls and wait. [`Collectives`](crate::Collectives) is the handle
 //! of the application. How calls of streams end, and how a team fails, is background work:
 //! `two_sided::team`.
@@ -44,14 +44,14 @@
 //! call has failed. Streams that wait for words are released: the library
 //! stores values that no rank stores, and the kernel then copies nothing.
 
+mod call;
 mod cpu;
-mod job;
 pub(crate) mod op;
 mod stream;
 mod team;
 
 pub use op::{Number, Op};
 
-pub(crate) use job::Job;
+pub(crate) use call::CollectiveCall;
 pub(crate) use stream::Buffers;
 pub(crate) use team::TeamHandle;

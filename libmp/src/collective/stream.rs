@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gdsync::Stream;
 
-use super::job::Job;
+use super::call::CollectiveCall;
 use super::team::{TeamHandle, others};
 use crate::error::{Error, Result};
 use crate::kernels::{Collect, Kernels, LENS, Shape};
@@ -33,26 +33,26 @@ impl TeamHandle {
     pub fn call_on(
         &mut self,
         engine: &Engine,
-        job: &Job<'_>,
+        call: &CollectiveCall<'_>,
         stream: &Stream,
         buffers: Buffers<'_>,
     ) -> Result<()> {
-        let number = self.next(job, engine)?;
+        let number = self.next(call, engine)?;
         let on = On::Stream(stream, None);
-        on.check(&engine.gpu, job.name())?;
-        let kernels = engine.kernels(job.name())?;
+        on.check(&engine.gpu, call.name())?;
+        let kernels = engine.kernels(call.name())?;
         for slice in [buffers.from, buffers.into].into_iter().flatten() {
             let paths = &engine.paths;
-            paths.check(job.name(), slice.memory().keys(), slice)?;
+            paths.check(call.name(), slice.memory().keys(), slice)?;
         }
-        self.open(engine, job, &on, number)?;
+        self.open(engine, call, &on, number)?;
         let posted = engine.with_room(|| {
             let mut state = engine.lock();
             engine.sweep_if_crowded(&mut state);
             state.requests.reserve(&engine.gpu)?;
-            self.enqueue(engine, &mut state, kernels, (job, number), stream, buffers)
+            self.enqueue(engine, &mut state, kernels, (call, number), stream, buffers)
         });
-        posted.map_err(|e| self.refused(engine, job, number, e))
+        posted.map_err(|e| self.refused(engine, call, number, e))
     }
 
     fn enqueue(
@@ -60,13 +60,13 @@ impl TeamHandle {
         engine: &Engine,
         state: &mut State,
         kernels: &Kernels,
-        (job, number): (&Job<'_>, u64),
+        (call, number): (&CollectiveCall<'_>, u64),
         stream: &Stream,
         buffers: Buffers<'_>,
     ) -> Result<()> {
         let launch =
-            |stream: &Stream| self.launch(engine, kernels, (job, number), stream, buffers.into);
-        self.with_puts(engine, state, (job, number), |state, plan| {
+            |stream: &Stream| self.launch(engine, kernels, (call, number), stream, buffers.into);
+        self.with_puts(engine, state, (call, number), |state, plan| {
             for (_, word) in self.team.others(number) {
                 plan.wait(word, collective::threshold(awaited(number)), false);
             }
@@ -80,7 +80,7 @@ impl TeamHandle {
                 // The wait for another stream, and the copy.
                 check_room(stream, 3 + plan.room(stream))?;
                 self.follow(state, stream)?;
-                self.copy(job, number, stream, buffers.from)?;
+                self.copy(call, number, stream, buffers.from)?;
                 plan.post(stream, &mut state.peers, Some(&launch))
             };
             match engine.size {
@@ -97,13 +97,13 @@ impl TeamHandle {
                 stream: Some(stream.downgrade()),
             },
             handle: Handle::Dropped,
-            len: job.received(engine.size) as u64,
+            len: call.received(engine.size) as u64,
             order: state.requests.next_order(),
             ..Common::new(peer, 0, &[])
         };
         let operation = Operation::Collective(Collection {
             team: Arc::clone(&self.team),
-            call: job.call,
+            call: call.kind,
             done: None,
         });
         state.requests.put(Entry { common, operation });
@@ -126,7 +126,7 @@ impl TeamHandle {
     /// Copies the contributions to where they are put from.
     fn copy(
         &self,
-        job: &Job<'_>,
+        call: &CollectiveCall<'_>,
         number: u64,
         stream: &Stream,
         from: Option<&Slice>,
@@ -134,7 +134,7 @@ impl TeamHandle {
         let Some(from) = from.filter(|from| !from.is_empty()) else {
             return Ok(());
         };
-        let at = self.sources(job, number);
+        let at = self.sources(call, number);
         let to = self.memory().region().span(at, from.len())?;
         let from = (from.memory().region()).span(from.offset(), from.len())?;
         Ok(stream.copy(&to, &from)?)
@@ -145,44 +145,13 @@ impl TeamHandle {
         &self,
         engine: &Engine,
         kernels: &Kernels,
-        (job, number): (&Job<'_>, u64),
+        (call, number): (&CollectiveCall<'_>, u64),
         stream: &Stream,
         into: Option<&Slice>,
     ) -> Result<()> {
-        let (me, ranks) = (engine.rank, engine.size);
-        let addr = |offset: usize| self.memory().region().addr().0 + offset as u64;
-        let shape = job.shape(me);
-        let (element, op) = match job.call {
-            Call::AllReduce { element, op } => (element, op),
-            _ => (0, 0),
-        };
-        let first_slot = match job.call {
-            Call::Broadcast { root } => root,
-            _ => 0,
-        };
-        let parity = parity(number);
-        let mut params = Collect {
-            words: addr(self.layout.word(parity, 0)),
-            slots: addr(self.layout.slot(parity, first_slot)),
-            stride: self.layout.room as u64,
-            own: addr(self.source(job, number, me)),
-            out: into.map_or(0, Slice::addr),
-            len: job.len as u64,
-            expected: collective::word(number, job.call, job.len),
-            fault: self.team.fault[0].addr().0,
-            error: engine.error.addr().0,
-            passed: 0,
-            call: number,
-            ranks,
-            me,
-            count: 0,
-            first: 0,
-            shape: shape as u32,
-            element,
-            op,
-            reserved: 0,
-            lens: [0; LENS],
-        };
+        let ranks = engine.size;
+        let shape = call.shape(engine.rank);
+        let mut params = self.collect_params(engine, (call, number), into);
         let at_once = match shape {
             Shape::Varied => LENS as u32,
             _ => ranks,
@@ -192,8 +161,8 @@ impl TeamHandle {
             params.count = at_once.min(ranks - first);
             if shape == Shape::Varied {
                 let these = first..first + params.count;
-                for (len, rank) in params.lens.iter_mut().zip(these.clone()) {
-                    *len = job.from(rank) as u32;
+                for (len, rank) in params.lens.iter_mut().zip(these) {
+                    *len = call.from(rank) as u32;
                 }
             }
             if first + params.count == ranks {
@@ -207,5 +176,46 @@ impl TeamHandle {
             params.out += lens.map(|len| u64::from(*len)).sum::<u64>();
         }
         Ok(())
+    }
+
+    /// The parameters of the kernels of a call, without the ranks of each.
+    fn collect_params(
+        &self,
+        engine: &Engine,
+        (call, number): (&CollectiveCall<'_>, u64),
+        into: Option<&Slice>,
+    ) -> Collect {
+        let (me, parity) = (engine.rank, parity(number));
+        let addr = |offset: usize| self.memory().region().addr().0 + offset as u64;
+        let (element, op) = match call.kind {
+            Call::AllReduce { element, op } => (element, op),
+            _ => (0, 0),
+        };
+        let first_slot = match call.kind {
+            Call::Broadcast { root } => root,
+            _ => 0,
+        };
+        Collect {
+            words: addr(self.layout.word(parity, 0)),
+            slots: addr(self.layout.slot(parity, first_slot)),
+            stride: self.layout.room as u64,
+            own: addr(self.source(call, number, me)),
+            out: into.map_or(0, Slice::addr),
+            len: call.len as u64,
+            expected: collective::word(number, call.kind, call.len),
+            fault: self.team.fault[0].addr().0,
+            error: engine.error.addr().0,
+            passed: 0,
+            call: number,
+            ranks: engine.size,
+            me,
+            count: 0,
+            first: 0,
+            shape: call.shape(me) as u32,
+            element,
+            op,
+            reserved: 0,
+            lens: [0; LENS],
+        }
     }
 }

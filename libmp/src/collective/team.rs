@@ -7,14 +7,14 @@ use std::sync::Arc;
 use gdsync::Status;
 use gdsync::gpu::{MemoryKind, Word64};
 
-use super::job::Job;
+use super::call::CollectiveCall;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Piece, Rights};
-use crate::plan::{At, Plan, Refusal};
+use crate::plan::{LaneId, Plan, Refusal};
 use crate::region::Memory;
 use crate::request::collective::{Team, TeamFailure, parity};
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State, Target, not_connected};
+use crate::two_sided::{Need, On, State, not_connected};
 use crate::window::Targets;
 use crate::wire::collective::MOST_LEN;
 
@@ -147,32 +147,32 @@ impl TeamHandle {
     ///
     /// # Errors
     /// The failure of an earlier call.
-    pub(super) fn next(&self, job: &Job<'_>, engine: &Engine) -> Result<u64> {
-        job.check(engine.rank, engine.size, self.most)?;
+    pub(super) fn next(&self, call: &CollectiveCall<'_>, engine: &Engine) -> Result<u64> {
+        call.check(engine.rank, engine.size, self.most)?;
         match self.team.failure() {
-            Some(failure) => Err(failure.error(job.name())),
+            Some(failure) => Err(failure.error(call.name())),
             None => Ok(self.last + 1),
         }
     }
 
     /// The offset of the contribution of this rank to `rank` in call `number`.
-    pub(super) fn source(&self, job: &Job<'_>, number: u64, rank: u32) -> usize {
+    pub(super) fn source(&self, call: &CollectiveCall<'_>, number: u64, rank: u32) -> usize {
         let (me, parity) = (self.team.me, parity(number));
-        match job.is_personal() {
-            true => self.layout.personal(parity) + job.to(me, rank).1,
+        match call.is_personal() {
+            true => self.layout.personal(parity) + call.to(me, rank).1,
             false => self.layout.slot(parity, me),
         }
     }
 
     /// Where the contributions of this rank to call `number` begin.
-    pub(super) fn sources(&self, job: &Job<'_>, number: u64) -> usize {
-        self.source(job, number, 0)
+    pub(super) fn sources(&self, call: &CollectiveCall<'_>, number: u64) -> usize {
+        self.source(call, number, 0)
     }
 
     /// The offset of the contribution of `rank` to this rank in call `number`.
-    pub fn slot(&self, job: &Job<'_>, number: u64, rank: u32) -> usize {
+    pub fn slot(&self, call: &CollectiveCall<'_>, number: u64, rank: u32) -> usize {
         match rank == self.team.me {
-            true => self.source(job, number, rank),
+            true => self.source(call, number, rank),
             false => self.layout.slot(parity(number), rank),
         }
     }
@@ -184,14 +184,14 @@ impl TeamHandle {
     pub(super) fn open(
         &mut self,
         engine: &Engine,
-        job: &Job<'_>,
+        call: &CollectiveCall<'_>,
         on: &On<'_>,
         number: u64,
     ) -> Result<()> {
         for rank in others(engine) {
-            match engine.ensure(rank, on, Target::Lanes) {
+            match engine.ensure(rank, on, Need::Lanes) {
                 Ok((_, lane)) => self.lanes[rank as usize] = lane,
-                Err(e) => return Err(self.refused(engine, job, number, e)),
+                Err(e) => return Err(self.refused(engine, call, number, e)),
             }
         }
         Ok(())
@@ -200,14 +200,20 @@ impl TeamHandle {
     /// The error of a call of which nothing is posted. If a rank was given up, the team fails, so
     /// that the other ranks do not wait for this one.
     #[cold]
-    pub(super) fn refused(&self, engine: &Engine, job: &Job<'_>, number: u64, e: Error) -> Error {
+    pub(super) fn refused(
+        &self,
+        engine: &Engine,
+        call: &CollectiveCall<'_>,
+        number: u64,
+        e: Error,
+    ) -> Error {
         let state = &mut *engine.lock();
         let lost = others(engine).find_map(|rank| Some((rank, state.given_up(rank)?)));
         if let Some(lost) = lost {
             engine.lose_rank(state, &self.team, number, lost);
         }
         match self.team.failure() {
-            Some(failure) => failure.error(job.name()),
+            Some(failure) => failure.error(call.name()),
             None => e,
         }
     }
@@ -231,11 +237,11 @@ impl TeamHandle {
         &'a self,
         engine: &Engine,
         state: &mut State,
-        (job, number): (&Job<'_>, u64),
+        (call, number): (&CollectiveCall<'_>, u64),
         post: impl FnOnce(&mut State, &mut Plan<'a>) -> Result<(), Refusal>,
     ) -> Result<()> {
         let mut plan = mem::take(&mut state.plan).emptied();
-        let prepared = self.prepare_all(engine, state, (job, number), &mut plan);
+        let prepared = self.prepare_all(engine, state, (call, number), &mut plan);
         let posted = prepared.map_err(Refusal::from);
         let posted = posted.and_then(|()| post(state, &mut plan));
         if posted.is_err() {
@@ -246,7 +252,7 @@ impl TeamHandle {
             for rank in others(engine) {
                 let counts = state.counts(Some(rank));
                 counts.collectives += 1;
-                counts.exchanged(job.between(engine.rank, rank));
+                counts.exchanged(call.between(engine.rank, rank));
             }
         }
         posted.map_err(|Refusal { error, torn }| {
@@ -261,23 +267,23 @@ impl TeamHandle {
         &self,
         engine: &Engine,
         state: &mut State,
-        (job, number): (&Job<'_>, u64),
+        (call, number): (&CollectiveCall<'_>, u64),
         plan: &mut Plan<'_>,
     ) -> Result<()> {
         if let Some(failure) = self.team.failure() {
             // An attempt before this one has posted a part.
-            return Err(failure.error(job.name()));
+            return Err(failure.error(call.name()));
         }
         for rank in others(engine) {
             let lane = self.lanes[rank as usize];
-            let none = || not_connected(job.name(), rank);
+            let none = || not_connected(call.name(), rank);
             let peer = state.peers.get_mut(rank).ok_or_else(none)?;
-            if !peer.can_post(lane, Target::Lanes) {
-                return Err(peer.error(job.name()));
+            if !peer.can_post(lane, Need::Lanes) {
+                return Err(peer.error(call.name()));
             }
             let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
-            self.prepare(&mut batch, job, number, rank)?;
-            plan.puts(At { rank, lane }, batch.all());
+            self.prepare(&mut batch, call, number, rank)?;
+            plan.puts(LaneId { rank, lane }, batch.all());
         }
         Ok(())
     }
@@ -286,29 +292,29 @@ impl TeamHandle {
     fn prepare(
         &self,
         batch: &mut Batch<'_, 3>,
-        job: &Job<'_>,
+        call: &CollectiveCall<'_>,
         number: u64,
         rank: u32,
     ) -> Result<()> {
         let (me, parity) = (self.team.me, parity(number));
-        let target = self.targets.of(job.name(), rank)?;
+        let target = self.targets.of(call.name(), rank)?;
         let span = |offset: usize, len: usize, word: bool| {
-            target.span(job.name(), rank, (offset as u64, len), word)
+            target.span(call.name(), rank, (offset as u64, len), word)
         };
-        let slot = span(self.layout.slot(parity, me), job.to(me, rank).0, false)?;
-        let place = span(self.layout.word(parity, me), WORD, true)?;
-        if let Some(piece) = self.piece(job, number, rank) {
+        let slot = span(self.layout.slot(parity, me), call.to(me, rank).0, false)?;
+        let word = span(self.layout.word(parity, me), WORD, true)?;
+        if let Some(piece) = self.piece(call, number, rank) {
             batch.put([piece].into_iter(), slot)?;
         }
-        batch.announce(&job.word_to(number, rank).to_le_bytes(), place)?;
+        batch.announce(&call.word_to(number, rank).to_le_bytes(), word)?;
         Ok(())
     }
 
     /// The contribution to `rank` as the source of a put; `None` if it is empty.
-    fn piece(&self, job: &Job<'_>, number: u64, rank: u32) -> Option<Piece<'_>> {
-        let (len, _) = job.to(self.team.me, rank);
+    fn piece(&self, call: &CollectiveCall<'_>, number: u64, rank: u32) -> Option<Piece<'_>> {
+        let (len, _) = call.to(self.team.me, rank);
         let keys = self.memory().keys();
-        (len > 0).then(|| keys.piece(self.source(job, number, rank), len))
+        (len > 0).then(|| keys.piece(self.source(call, number, rank), len))
     }
 }
 

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::Context;
 use crate::collective::op::{Number, Op};
-use crate::collective::{Buffers, Job, TeamHandle};
+use crate::collective::{Buffers, CollectiveCall, TeamHandle};
 use crate::error::{Error, Kind, Result};
 use crate::region::Slice;
 use crate::wire::collective::Call;
@@ -139,8 +139,8 @@ impl Collectives {
     ///   connection is needed: the object stays usable if nothing was posted.
     /// - Errors of gdsync.
     pub fn barrier(&mut self, limit: Duration) -> Result<()> {
-        let job = Job::new(Call::Barrier, 0);
-        self.call(&job, &[], limit, |_, _| Ok(()))
+        let call = CollectiveCall::new(Call::Barrier, 0);
+        self.call(&call, &[], limit, |_, _| Ok(()))
     }
 
     /// Copies `data` of rank `root` to `data` of all other ranks, by the CPU, within `limit`. It has
@@ -155,11 +155,11 @@ impl Collectives {
         data: &mut [T],
         limit: Duration,
     ) -> Result<()> {
-        let job = Job::new(Call::Broadcast { root }, size_of_val(data));
+        let call = CollectiveCall::new(Call::Broadcast { root }, size_of_val(data));
         match root == self.context.rank() {
-            true => self.call(&job, data.as_bytes(), limit, |_, _| Ok(())),
-            false => self.call(&job, &[], limit, |handle, number| {
-                handle.read(&job, number, root, data.as_mut_bytes())
+            true => self.call(&call, data.as_bytes(), limit, |_, _| Ok(())),
+            false => self.call(&call, &[], limit, |handle, number| {
+                handle.read(&call, number, root, data.as_mut_bytes())
             }),
         }
     }
@@ -177,8 +177,8 @@ impl Collectives {
         into: &mut [T],
         limit: Duration,
     ) -> Result<()> {
-        let job = Job::new(Call::AllGather, size_of_val(from));
-        self.gather(&job, from.as_bytes(), into.as_mut_bytes(), limit)
+        let call = CollectiveCall::new(Call::AllGather, size_of_val(from));
+        self.gather(&call, from.as_bytes(), into.as_mut_bytes(), limit)
     }
 
     /// Copies part `r` of `from` to rank `r`, for each rank, where it becomes the part of this rank
@@ -193,8 +193,8 @@ impl Collectives {
         into: &mut [T],
         limit: Duration,
     ) -> Result<()> {
-        let job = Job::new(Call::AllToAll, self.part(size_of_val(from)));
-        self.gather(&job, from.as_bytes(), into.as_mut_bytes(), limit)
+        let call = CollectiveCall::new(Call::AllToAll, self.part(size_of_val(from)));
+        self.gather(&call, from.as_bytes(), into.as_mut_bytes(), limit)
     }
 
     /// As [`all_to_all`](Collectives::all_to_all), with parts of any length: the part for rank `r`
@@ -218,8 +218,8 @@ impl Collectives {
             counts.iter().map(bytes).collect()
         };
         let (sends, receives) = (bytes(sends), bytes(receives));
-        let job = Job::varied(&sends, &receives);
-        self.gather(&job, from.as_bytes(), into.as_mut_bytes(), limit)
+        let call = CollectiveCall::varied(&sends, &receives);
+        self.gather(&call, from.as_bytes(), into.as_mut_bytes(), limit)
     }
 
     /// Combines `data` of all ranks, element by element, by the CPU, within `limit`; `data` of all
@@ -229,13 +229,13 @@ impl Collectives {
     /// As [`barrier`](Collectives::barrier); `Invalid` for data longer than
     /// [`max_bytes`](Collectives::max_bytes), and for a bitwise operation on floating-point numbers.
     pub fn all_reduce<T: Number>(&mut self, data: &mut [T], op: Op, limit: Duration) -> Result<()> {
-        let job = Job::reduce::<T>(op, size_of_val(data))?;
+        let call = CollectiveCall::reduce::<T>(op, size_of_val(data))?;
         let engine = self.context.engine();
         let _call = engine
             .observers
-            .call(job.call_name(false), || job.facts(engine, None));
-        let number = self.handle.call(engine, &job, data.as_bytes(), limit)?;
-        self.handle.reduce(&job, number, op, data)?;
+            .call(call.call_name(false), || call.facts(engine, None));
+        let number = self.handle.call(engine, &call, data.as_bytes(), limit)?;
+        self.handle.reduce(&call, number, op, data)?;
         self.handle.end(number)
     }
 
@@ -254,7 +254,7 @@ impl Collectives {
     ///   `BootstrapLost` if it cannot be asked.
     /// - Errors of gdsync. If only a part of the call could be enqueued, the object fails.
     pub fn barrier_on(&mut self, stream: &Stream) -> Result<()> {
-        self.call_on(&Job::new(Call::Barrier, 0), stream, None, None)
+        self.call_on(&CollectiveCall::new(Call::Barrier, 0), stream, None, None)
     }
 
     /// Enqueues a [`broadcast`](Collectives::broadcast) of the bytes of `data` on `stream`.
@@ -263,10 +263,10 @@ impl Collectives {
     /// As [`barrier_on`](Collectives::barrier_on) and, for lengths and root,
     /// [`broadcast`](Collectives::broadcast); `Invalid` for memory of another context.
     pub fn broadcast_on(&mut self, stream: &Stream, root: u32, data: &Slice) -> Result<()> {
-        let job = Job::new(Call::Broadcast { root }, data.len());
+        let call = CollectiveCall::new(Call::Broadcast { root }, data.len());
         match root == self.context.rank() {
-            true => self.call_on(&job, stream, Some(data), None),
-            false => self.call_on(&job, stream, None, Some(data)),
+            true => self.call_on(&call, stream, Some(data), None),
+            false => self.call_on(&call, stream, None, Some(data)),
         }
     }
 
@@ -277,8 +277,8 @@ impl Collectives {
     /// As [`barrier_on`](Collectives::barrier_on) and, for lengths,
     /// [`all_gather`](Collectives::all_gather); `Invalid` for memory of another context.
     pub fn all_gather_on(&mut self, stream: &Stream, from: &Slice, into: &Slice) -> Result<()> {
-        let job = Job::new(Call::AllGather, from.len());
-        self.call_on(&job, stream, Some(from), Some(into))
+        let call = CollectiveCall::new(Call::AllGather, from.len());
+        self.call_on(&call, stream, Some(from), Some(into))
     }
 
     /// Enqueues an [`all_to_all`](Collectives::all_to_all) of bytes on `stream`. `from` and `into`
@@ -287,8 +287,8 @@ impl Collectives {
     /// # Errors
     /// As [`all_gather_on`](Collectives::all_gather_on).
     pub fn all_to_all_on(&mut self, stream: &Stream, from: &Slice, into: &Slice) -> Result<()> {
-        let job = Job::new(Call::AllToAll, self.part(from.len()));
-        self.call_on(&job, stream, Some(from), Some(into))
+        let call = CollectiveCall::new(Call::AllToAll, self.part(from.len()));
+        self.call_on(&call, stream, Some(from), Some(into))
     }
 
     /// Enqueues an [`all_to_all_v`](Collectives::all_to_all_v) of bytes on `stream`; `sends` and
@@ -305,8 +305,8 @@ impl Collectives {
         into: &Slice,
         receives: &[usize],
     ) -> Result<()> {
-        let job = Job::varied(sends, receives);
-        self.call_on(&job, stream, Some(from), Some(into))
+        let call = CollectiveCall::varied(sends, receives);
+        self.call_on(&call, stream, Some(from), Some(into))
     }
 
     /// Enqueues an [`all_reduce`](Collectives::all_reduce) of the elements of `data` on `stream`.
@@ -321,16 +321,16 @@ impl Collectives {
         data: &Slice,
         op: Op,
     ) -> Result<()> {
-        let job = Job::reduce::<T>(op, data.len())?;
+        let call = CollectiveCall::reduce::<T>(op, data.len())?;
         let size = size_of::<T>();
         if !data.len().is_multiple_of(size) || !data.addr().is_multiple_of(size as u64) {
             let what = format!(
                 "{data:?} does not contain whole, aligned elements of {}, which has {size} bytes",
                 std::any::type_name::<T>()
             );
-            return Err(Error::new(job.name(), Kind::Invalid, what));
+            return Err(Error::new(call.name(), Kind::Invalid, what));
         }
-        self.call_on(&job, stream, Some(data), Some(data))
+        self.call_on(&call, stream, Some(data), Some(data))
     }
 
     /// The length of each of as many parts of `len` bytes as there are ranks. The check of the
@@ -342,7 +342,7 @@ impl Collectives {
     /// Makes a call of the CPU; `take` takes the result from the slots.
     fn call(
         &mut self,
-        job: &Job<'_>,
+        call: &CollectiveCall<'_>,
         data: &[u8],
         limit: Duration,
         take: impl FnOnce(&TeamHandle, u64) -> Result<()>,
@@ -350,8 +350,8 @@ impl Collectives {
         let engine = self.context.engine();
         let _call = engine
             .observers
-            .call(job.call_name(false), || job.facts(engine, None));
-        let number = self.handle.call(engine, job, data, limit)?;
+            .call(call.call_name(false), || call.facts(engine, None));
+        let number = self.handle.call(engine, call, data, limit)?;
         take(&self.handle, number)?;
         self.handle.end(number)
     }
@@ -359,20 +359,20 @@ impl Collectives {
     /// Makes a call of the CPU whose result has the contributions of all ranks, one after the other.
     fn gather(
         &mut self,
-        job: &Job<'_>,
+        call: &CollectiveCall<'_>,
         from: &[u8],
         into: &mut [u8],
         limit: Duration,
     ) -> Result<()> {
-        self.check_lens(job, from.len(), into.len())?;
-        self.call(job, from, limit, |handle, number| {
+        self.check_lens(call, from.len(), into.len())?;
+        self.call(call, from, limit, |handle, number| {
             let mut rest = into;
             for rank in 0.. {
                 if rest.is_empty() {
                     return Ok(());
                 }
-                let (part, behind) = rest.split_at_mut(job.from(rank));
-                handle.read(job, number, rank, part)?;
+                let (part, behind) = rest.split_at_mut(call.from(rank));
+                handle.read(call, number, rank, part)?;
                 rest = behind;
             }
             Ok(())
@@ -381,36 +381,36 @@ impl Collectives {
 
     fn call_on(
         &mut self,
-        job: &Job<'_>,
+        call: &CollectiveCall<'_>,
         stream: &Stream,
         from: Option<&Slice>,
         into: Option<&Slice>,
     ) -> Result<()> {
         if let (Some(from), Some(into)) = (from, into) {
-            self.check_lens(job, from.len(), into.len())?;
+            self.check_lens(call, from.len(), into.len())?;
         }
         let engine = self.context.engine();
         let _call = engine
             .observers
-            .call(job.call_name(true), || job.facts(engine, Some(stream)));
+            .call(call.call_name(true), || call.facts(engine, Some(stream)));
         let buffers = Buffers { from, into };
-        self.handle.call_on(engine, job, stream, buffers)
+        self.handle.call_on(engine, call, stream, buffers)
     }
 
     /// Checks the lengths of what this rank sends and receives in one call.
     ///
     /// # Errors
     /// `Invalid`.
-    fn check_lens(&self, job: &Job<'_>, from: usize, into: usize) -> Result<()> {
+    fn check_lens(&self, call: &CollectiveCall<'_>, from: usize, into: usize) -> Result<()> {
         let (me, ranks) = (self.context.rank(), self.context.size());
-        job.check(me, ranks, self.handle.most)?;
+        call.check(me, ranks, self.handle.most)?;
         for (len, due, what) in [
-            (from, job.sent(me, ranks), "contributions"),
-            (into, job.received(ranks), "result"),
+            (from, call.sent(me, ranks), "contributions"),
+            (into, call.received(ranks), "result"),
         ] {
             if len != due {
                 let what = format!("the memory of the {what} has {len} bytes in place of {due}");
-                return Err(Error::new(job.name(), Kind::Invalid, what));
+                return Err(Error::new(call.name(), Kind::Invalid, what));
             }
         }
         Ok(())

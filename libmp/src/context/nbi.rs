@@ -6,14 +6,14 @@ use super::Window;
 use crate::error::Result;
 use crate::region::Slice;
 use crate::two_sided::On;
-use crate::window::{Access, Op};
+use crate::window::{Access, WindowOp};
 
 /// # Puts without a request
 /// [`put_nbi`](Window::put_nbi) and [`put_inline`](Window::put_inline) return no [`Request`]. They
 /// complete at [`quiet`](Window::quiet) or [`quiet_on`](Window::quiet_on) of their origin, as
-/// `MPI_Put` does at `MPI_Win_flush` and `shmem_put_nbi` at `shmem_quiet`. A signal or a get of the
-/// same origin behind them says the same: its request ends after them. A put of this kind costs one
-/// work request: the NIC raises no completion entry for it, and the context keeps no state of it.
+/// `MPI_Put` does at `MPI_Win_flush` and `shmem_put_nbi` at `shmem_quiet`. The request of a later
+/// signal or get of the same origin ends after them, too. A put of this kind costs one work request:
+/// the NIC writes no completion entry for it, and the context keeps no state of it.
 /// The failure of one is the failure of its rank, which quiet and later calls return.
 ///
 /// [`Request`]: crate::Request
@@ -49,7 +49,7 @@ use crate::window::{Access, Op};
 /// ```
 impl Window {
     fn nbi(&self, rank: u32, offset: usize, access: Access<'_>, on: On<'_>) -> Result<()> {
-        let op = Op::new(rank, offset, access, on);
+        let op = WindowOp::new(rank, offset, access, on);
         let engine = self.context.engine();
         let _call = engine.observers.call(op.call(), || op.facts());
         engine.put_nbi(&self.targets, &op)
@@ -82,9 +82,9 @@ impl Window {
 
     /// Stores `bytes`, at most 256, into the memory of `rank`, from byte `offset` on, by the CPU,
     /// without a request. They are copied into the work request before the call returns (inline),
-    /// and need no registered memory. An aligned word of 4 or 8 bytes is written as a whole (of 8 bytes
-    /// if `rank` is this rank itself). Behind a [`fence`](Window::fence) it is a signal of 32 or 64
-    /// bits, which the target waits for by [`Context::wait_value`](crate::Context::wait_value).
+    /// and need no registered memory. An aligned word of 8 bytes is written as a whole, and one of 4
+    /// bytes as well unless `rank` is this rank itself. Behind a [`fence`](Window::fence) such a word is
+    /// a signal, which the target waits for by [`Context::wait_value`](crate::Context::wait_value).
     ///
     /// # Errors
     /// As [`put`](Window::put); `Invalid` also for more than 256 bytes.

@@ -86,10 +86,10 @@ use crate::neighbourhood::{Exchange, Neighbour};
 /// and the stream copies it to the pieces in `wait_on`. `ready_on` may then be called for the next
 /// step before `wait_on` of this step, so that no neighbour waits for it.
 ///
-/// Without double buffering, the NIC writes data that is received in one contiguous piece to its
-/// place. All other data is copied by one kernel for all neighbours. The NIC gathers up to 30 pieces
-/// that are sent to a rank which is one neighbour. One kernel for all neighbours packs more, and
-/// the pieces for a rank which is several neighbours.
+/// Without double buffering, the NIC writes data that is received as one contiguous piece directly
+/// into that piece; one kernel, for all neighbours, copies all other received data. The NIC gathers
+/// what is sent in up to 30 pieces to a rank that is one neighbour, and what is sent in one piece
+/// to a rank that is several; one kernel, for all neighbours, packs all other data.
 ///
 /// `ready`, `send` and `wait` do the same by the CPU. A program may mix calls of the CPU and of
 /// streams; one stream, or the CPU, makes both `send` and `wait` of a step.

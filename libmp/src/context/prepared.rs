@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::path::Atomic;
 use crate::region::Slice;
 use crate::two_sided::On;
-use crate::window::{Access, Op};
+use crate::window::{Access, WindowOp};
 
 /// # Prepared operations
 /// The `prepare` calls check an operation and open the connection to its rank; nothing is posted.
@@ -49,7 +49,7 @@ use crate::window::{Access, Op};
 /// ```
 impl Window {
     fn prepare(&self, rank: u32, offset: usize, access: Access<'_>) -> Result<Request> {
-        let op = Op::new(rank, offset, access, On::Cpu);
+        let op = WindowOp::new(rank, offset, access, On::Cpu);
         let engine = self.context.engine();
         let _call = engine.observers.call(c"prepare", || op.facts());
         let key = engine.prepare_transfer(&self.targets, &op)?;

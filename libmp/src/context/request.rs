@@ -378,13 +378,13 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
         found.is_some()
     });
     let late = || requests[0].late(limit);
-    let place = found.ok_or_else(late)?;
+    let index = found.ok_or_else(late)?;
     let done = {
         let state = &mut *engine.lock();
-        state.count_wait(requests[place].key);
-        engine.answer(WAIT, state, requests[place].key)?
+        state.count_wait(requests[index].key);
+        engine.answer(WAIT, state, requests[index].key)?
     };
-    Ok((place, done.ok_or_else(late)?))
+    Ok((index, done.ok_or_else(late)?))
 }
 
 /// Waits on the CPU, at most `limit`, until at least one of the requests has ended; returns the
@@ -396,14 +396,14 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
 pub fn wait_some(requests: &[Request], limit: Duration) -> Result<Vec<(usize, Done)>> {
     let (first, _) = wait_any(requests, limit)?;
     let mut all = Vec::new();
-    for (place, request) in requests.iter().enumerate() {
+    for (index, request) in requests.iter().enumerate() {
         let engine = request.engine();
         let mut state = engine.lock();
         engine.visit(&mut state, request.key);
         // Other failures are returned when their requests are waited for.
         match engine.outcome(WAIT, &state, request.key) {
-            Ok(Some(done)) => all.push((place, done)),
-            Err(_) if place == first => {
+            Ok(Some(done)) => all.push((index, done)),
+            Err(_) if index == first => {
                 return engine.answer(WAIT, &mut state, request.key).map(|_| all);
             }
             Ok(None) | Err(_) => {}

@@ -14,7 +14,7 @@ use crate::path::Atomic;
 use crate::region::{Memory, Slice};
 use crate::trace::Facts;
 use crate::two_sided::On;
-use crate::window::{Access, Awaited, Op, Targets};
+use crate::window::{Access, Awaited, Targets, WindowOp};
 
 /// Registered memory of several ranks that each of them can write and read without a receive
 /// (MPI: a window; OpenSHMEM: symmetric memory).
@@ -211,7 +211,7 @@ impl Window {
     }
 
     fn post(&self, rank: u32, offset: usize, access: Access<'_>, on: On<'_>) -> Result<Request> {
-        let op = Op::new(rank, offset, access, on);
+        let op = WindowOp::new(rank, offset, access, on);
         let engine = self.context.engine();
         let _call = engine.observers.call(op.call(), || op.facts());
         let key = engine.transfer(&self.targets, &op)?;

@@ -84,9 +84,9 @@ impl Kernels {
         let args = args.as_mut_bytes();
         while let Some(len) = tasks.peek().map(|task| task.len()) {
             let mut count = 0;
-            let (head, places) = args.split_at_mut(HEAD);
-            for (place, task) in places.chunks_exact_mut(len).zip(&mut tasks) {
-                place.copy_from_slice(task);
+            let (head, params) = args.split_at_mut(HEAD);
+            for (param, task) in params.chunks_exact_mut(len).zip(&mut tasks) {
+                param.copy_from_slice(task);
                 count += 1;
             }
             head[..4].copy_from_slice(&(count as u32).to_ne_bytes());

@@ -17,8 +17,8 @@ impl Engine {
         let step = calls.may_ready(x.ahead)?;
         self.with_lanes(x, On::Cpu, &mut calls, |open| {
             with_plan(open, |open, plan| {
-                for (neighbour, port) in x.words.peers.iter().zip(&x.ports) {
-                    if let Some(at) = open.at(neighbour.rank) {
+                for (peer, port) in x.words.peers.iter().zip(&x.ports) {
+                    if let Some(at) = open.at(peer.rank) {
                         put_ready(open, plan, at, port, step)?;
                     }
                 }
@@ -34,12 +34,11 @@ impl Engine {
     pub fn send_by_cpu(&self, x: &Exchange, limit: Duration) -> Result<()> {
         let mut calls = x.calls(SEND)?;
         let step = calls.may_send()?;
-        let late = self.wait_for_neighbours(x, limit, |_, state, _, neighbour| {
-            reached(&neighbour.ready[parity(step)], step)
-                || state.given_up(neighbour.rank).is_some()
+        let late = self.wait_for_peers(x, limit, |state, _, peer| {
+            reached(&peer.ready[parity(step)], step) || state.given_up(peer.rank).is_some()
         });
-        if let Some(neighbour) = late {
-            return Err(self.late_neighbour(SEND, neighbour, step, limit, "the ready word"));
+        if let Some(peer) = late {
+            return Err(late_peer(SEND, peer, step, limit, "the ready word"));
         }
         x.pack.execute(parity(step))?;
         let record = self.with_lanes(x, On::Cpu, &mut calls, |open| {
@@ -60,13 +59,13 @@ impl Engine {
     pub fn wait_by_cpu(&self, x: &Exchange, limit: Duration) -> Result<()> {
         let mut calls = x.calls(WAIT)?;
         let step = calls.may_wait(None)?;
-        let late = self.wait_for_neighbours(x, limit, |_, state, at, neighbour| {
-            let arrived = reached(&neighbour.arrived[parity(step)], step);
-            let lost = state.given_up(neighbour.rank).is_some();
+        let late = self.wait_for_peers(x, limit, |state, at, peer| {
+            let arrived = reached(&peer.arrived[parity(step)], step);
+            let lost = state.given_up(peer.rank).is_some();
             lost || arrived && state.sent(&x.words, at, step) == Some(true)
         });
-        if let Some(neighbour) = late {
-            return Err(self.late_neighbour(WAIT, neighbour, step, limit, "the data"));
+        if let Some(peer) = late {
+            return Err(late_peer(WAIT, peer, step, limit, "the data"));
         }
         if x.flushes {
             self.gpu.flush_remote_writes();
@@ -77,14 +76,10 @@ impl Engine {
             return Ok(());
         };
         let state = &mut *self.lock();
-        // Finds the neighbours that were lost.
+        // Finds the peers that were lost.
         self.advance_step(state, key);
-        let lost = match state.requests.step_mut(key) {
-            Some(step) => step
-                .lost()
-                .map(|neighbour| (neighbour.rank, neighbour.receive)),
-            None => None,
-        };
+        let record = state.requests.step_mut(key);
+        let lost = record.and_then(|record| record.lost().map(|peer| (peer.rank, peer.receive)));
         self.end_step_of_call(state, key);
         let Some((rank, tag)) = lost else {
             return Ok(());
@@ -96,43 +91,43 @@ impl Engine {
         Err(error.of_message(Some(rank), tag, step))
     }
 
-    /// Waits, at most `limit`, until `is_over` holds for each neighbour. Returns the first for
-    /// which it does not.
-    fn wait_for_neighbours<'x>(
+    /// Waits, at most `limit`, until `is_over` holds for each peer. Returns the first for which it
+    /// does not.
+    fn wait_for_peers<'x>(
         &self,
         x: &'x Exchange,
         limit: Duration,
-        is_over: impl Fn(&Engine, &mut State, usize, &PeerState) -> bool,
+        is_over: impl Fn(&mut State, usize, &PeerState) -> bool,
     ) -> Option<&'x PeerState> {
         let mut late = None;
         let mut from = 0;
         self.wait_until(limit, &mut |state| {
-            let mut neighbours = x.words.peers.iter().enumerate().skip(from);
-            late = neighbours.find(|(at, neighbour)| !is_over(self, state, *at, neighbour));
+            let mut peers = x.words.peers.iter().enumerate().skip(from);
+            late = peers.find(|(at, peer)| !is_over(state, *at, peer));
             // What is over stays over.
             from = late.map_or(0, |(at, _)| at);
             late.is_none()
         });
-        late.map(|(_, neighbour)| neighbour)
+        late.map(|(_, peer)| peer)
     }
+}
 
-    #[cold]
-    fn late_neighbour(
-        &self,
-        operation: &'static str,
-        neighbour: &PeerState,
-        step: u64,
-        limit: Duration,
-        what: &str,
-    ) -> Error {
-        let PeerState { rank, receive, .. } = neighbour;
-        let what = format!(
-            "step {step}: {what} has not arrived from the neighbour rank {rank}, receive tag \
-             {receive}, within {}",
-            time(limit)
-        );
-        Error::new(operation, Kind::Timeout, what).of_message(Some(*rank), *receive, step)
-    }
+/// The error of a call that has waited for a peer until its limit.
+#[cold]
+fn late_peer(
+    operation: &'static str,
+    peer: &PeerState,
+    step: u64,
+    limit: Duration,
+    what: &str,
+) -> Error {
+    let PeerState { rank, receive, .. } = peer;
+    let what = format!(
+        "step {step}: {what} has not arrived from the neighbour rank {rank}, receive tag \
+         {receive}, within {}",
+        time(limit)
+    );
+    Error::new(operation, Kind::Timeout, what).of_message(Some(*rank), *receive, step)
 }
 
 /// Posts the puts of a plan by the CPU.

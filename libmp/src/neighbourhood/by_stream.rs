@@ -1,9 +1,9 @@
-//! The parts of a step on a stream: each is one plan over all neighbours.
+//! The parts of a step on a stream: each is one plan over all peers, which are the ranks of the
+//! neighbours.
 //!
-//! Nothing is put to a neighbour that was given up: the other neighbours complete. A part that is
-//! refused because the queue of a neighbour has failed meanwhile is tried again without that
-//! neighbour. The stream waits for the words of all neighbours; the background work releases the
-//! waits for neighbours that were given up.
+//! Nothing is put to a peer that was given up: the others complete. A part that is refused because
+//! the queue of a peer has failed meanwhile is tried again without that peer. The stream waits for
+//! the words of all peers; the background work releases the waits for peers that were given up.
 
 use std::mem;
 
@@ -13,13 +13,13 @@ use super::exchange::{Calls, Exchange, Port, Table};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Put};
-use crate::plan::{At, Launch, Plan, Refusal};
+use crate::plan::{LaneId, Launch, Plan, Refusal};
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::step::{Step, parity};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State, Target, no_lane};
+use crate::two_sided::{Need, On, State, no_lane};
 
 pub(super) const READY: &str = "send ready to neighbours";
 pub(super) const SEND: &str = "send to neighbours";
@@ -109,8 +109,8 @@ pub(super) struct Open<'g> {
 }
 
 impl Open<'_> {
-    /// The lane to a neighbour; `None` if the neighbour is lost.
-    pub fn at(&mut self, rank: u32) -> Option<At> {
+    /// The lane to a peer; `None` if the peer is lost.
+    pub fn at(&mut self, rank: u32) -> Option<LaneId> {
         let peer = self.state.peers.get(rank)?;
         if !peer.is_here() {
             return None;
@@ -122,14 +122,14 @@ impl Open<'_> {
                 return None;
             }
         }
-        Some(At { rank, lane })
+        Some(LaneId { rank, lane })
     }
 
-    /// Prepares puts to a neighbour for a plan.
+    /// Prepares puts to a peer for a plan.
     pub fn prepare(
         &mut self,
         plan: &mut Plan<'_>,
-        at: At,
+        at: LaneId,
         prepare: impl FnOnce(&mut Batch<'_, 3>) -> Result<Put>,
     ) -> Result<Put, Refused> {
         let link = self.state.peers.get_mut(at.rank).map(|peer| &mut peer.link);
@@ -175,13 +175,13 @@ impl Engine {
                     None => true,
                     Some(peer) => {
                         let lane = peer.stand_in[usize::from(lane)];
-                        peer.is_here() && !peer.is_open(lane, Target::Lanes)
+                        peer.is_here() && !peer.is_open(lane, Need::Lanes)
                     }
                 };
-                let mut ranks = x.words.peers.iter().map(|neighbour| neighbour.rank);
+                let mut ranks = x.words.peers.iter().map(|peer| peer.rank);
                 if let Some(rank) = ranks.find(|rank| closed(*rank)) {
                     drop(guard);
-                    self.ensure(rank, &on, Target::Lanes)?;
+                    self.ensure(rank, &on, Need::Lanes)?;
                     continue;
                 }
                 let mut open = Open {
@@ -209,8 +209,8 @@ impl Engine {
         let step = calls.may_ready(x.ahead)?;
         self.with_lanes(x, on, &mut calls, |open| {
             with_plan(open, |open, plan| {
-                for (neighbour, port) in x.words.peers.iter().zip(&x.ports) {
-                    let Some(at) = open.at(neighbour.rank) else {
+                for (peer, port) in x.words.peers.iter().zip(&x.ports) {
+                    let Some(at) = open.at(peer.rank) else {
                         continue;
                     };
                     put_ready(open, plan, at, port, step)?;
@@ -242,8 +242,8 @@ impl Engine {
                     true => (step - 1, parity(step - 1)),
                     false => (step, parity(step)),
                 };
-                for neighbour in &x.words.peers {
-                    plan.wait(&neighbour.ready[word], waits_for, false);
+                for peer in &x.words.peers {
+                    plan.wait(&peer.ready[word], waits_for, false);
                 }
                 self.prepare_data(x, open, plan, step)?;
                 post(open, plan, stream, table.map(|_| &launch as _))
@@ -273,16 +273,16 @@ impl Engine {
         self.with_lanes(x, on, &mut calls, |open| {
             let posted = with_plan(open, |open, plan| {
                 let last = x.words.last();
-                for (neighbour, put) in x.words.peers.iter().zip(&last.puts) {
-                    if let (Some(at), Some((lane, put))) = (open.at(neighbour.rank), *put) {
-                        plan.done(At { lane, ..at }, put);
+                for (peer, put) in x.words.peers.iter().zip(&last.puts) {
+                    if let (Some(at), Some((lane, put))) = (open.at(peer.rank), *put) {
+                        plan.done(LaneId { lane, ..at }, put);
                     }
                 }
                 drop(last);
-                for (i, neighbour) in (1..).zip(&x.words.peers) {
+                for (i, peer) in (1..).zip(&x.words.peers) {
                     // One flush behind all waits makes the data of all neighbours visible.
                     let flush = x.flushes && i == x.words.peers.len();
-                    plan.wait(&neighbour.arrived[parity(step)], step, flush);
+                    plan.wait(&peer.arrived[parity(step)], step, flush);
                 }
                 plan.store(&x.words.passed, step);
                 plan.passed_by(&x.words.passed, step);
@@ -318,9 +318,9 @@ impl Engine {
     ) -> Result<(), Refused> {
         let mut last = x.words.last();
         last.step = step;
-        for (i, (neighbour, port)) in x.words.peers.iter().zip(&x.ports).enumerate() {
+        for (i, (peer, port)) in x.words.peers.iter().zip(&x.ports).enumerate() {
             last.puts[i] = None;
-            let Some(at) = open.at(neighbour.rank) else {
+            let Some(at) = open.at(peer.rank) else {
                 continue;
             };
             for data in &port.data {
@@ -336,7 +336,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The record of a step that was sent; none if no neighbour is another rank.
+    /// Puts the record of a step that was sent into the table; none if no neighbour is another rank.
     pub(super) fn record_step(
         &self,
         x: &Exchange,
@@ -405,7 +405,7 @@ pub(super) fn reserve(engine: &Engine, open: &mut Open<'_>) -> Result<(), Refuse
 pub(super) fn put_ready(
     open: &mut Open<'_>,
     plan: &mut Plan<'_>,
-    at: At,
+    at: LaneId,
     port: &Port,
     step: u64,
 ) -> Result<(), Refused> {

@@ -150,7 +150,7 @@ impl Layout {
     }
 }
 
-/// The places of the data of one neighbour in library memory: `None` if the NIC uses the pieces.
+/// The offsets of the data of one neighbour in library memory: `None` if the NIC uses the pieces.
 struct Staged {
     landing: Option<[usize; 2]>,
     packing: Option<usize>,
@@ -176,7 +176,7 @@ impl Parts {
         all.sort_by_key(|one| one.rank);
         all.extend(own);
         let (mut landing, mut packing) = (Layout::default(), Layout::default());
-        let place = |one: &Neighbour| Staged {
+        let stage = |one: &Neighbour| Staged {
             landing: match one.direct() {
                 Some(_) if !double => None,
                 _ if one.receives() == 0 => None,
@@ -191,7 +191,7 @@ impl Parts {
                 false => None,
             },
         };
-        let staged = all.iter().map(place).collect();
+        let staged = all.iter().map(stage).collect();
         Ok(Parts {
             staged,
             others,
@@ -297,9 +297,9 @@ impl Engine {
         let words = self.words(of_peers().count())?;
         let [pack, unpack] = parts.moves()?;
 
-        let places = of_peers().enumerate();
-        let places = places.flat_map(|(at, neighbours)| neighbours.iter().map(move |_| at));
-        let mine = parts.others().zip(places);
+        let positions = of_peers().enumerate();
+        let positions = positions.flat_map(|(at, neighbours)| neighbours.iter().map(move |_| at));
+        let mine = parts.others().zip(positions);
         let mine = mine
             .map(|((one, staged), at)| self.record(one, staged, at, &words, &parts.landing))
             .collect();
@@ -400,12 +400,12 @@ impl Engine {
         if len == 0 {
             return Ok(None);
         }
-        let places = || -> Result<[Span; 2]> {
+        let spans = || -> Result<[Span; 2]> {
             let landing = Remote::any(self.paths.one_sided_to(one.rank), &record.landing_block)?;
-            let place = |at: u64| landing.span(at as usize, len);
-            Ok([place(record.landing[0])?, place(record.landing[1])?])
+            let span = |at: u64| landing.span(at as usize, len);
+            Ok([span(record.landing[0])?, span(record.landing[1])?])
         };
-        let to = places().map_err(|e| too_short(one, &e))?;
+        let to = spans().map_err(|e| too_short(one, &e))?;
         let pieces = |piece: &Strided| piece.pieces().to_vec();
         let from = match staged.packing {
             Some(at) => vec![packing.slice(at, len)?],

@@ -26,15 +26,15 @@ impl Engine {
         self.wait(deadline, &mut || {
             self.progress();
             let state = &mut *self.lock();
-            for (one, place) in neighbours.iter().zip(&mut theirs) {
-                if place.is_none() {
-                    *place = take_record(state, one);
-                    if let Some(e) = place.as_ref().and_then(|record| sizes(one, record).err()) {
+            for (one, record) in neighbours.iter().zip(&mut theirs) {
+                if record.is_none() {
+                    *record = take_record(state, one);
+                    if let Some(e) = record.as_ref().and_then(|record| sizes(one, record).err()) {
                         differs.get_or_insert((one.rank, e));
                     }
                 }
                 let peer = state.peers.get(one.rank);
-                if place.is_none()
+                if record.is_none()
                     && let Some(peer) = peer.filter(|peer| !peer.is_here())
                 {
                     lost = Some(peer.error(BUILD));

@@ -21,10 +21,10 @@ mod ipc;
 mod lane;
 mod link;
 mod list;
+mod lists;
 mod memory;
 mod nic;
 mod order;
-mod several;
 mod word;
 
 use std::fmt::Debug;
@@ -44,11 +44,11 @@ pub(crate) use ipc::{Named, Shared, export, keys_in, refused};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};
 pub(crate) use list::List;
+pub(crate) use lists::{Item, Lists, emptied};
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use nic::NicOptions;
 pub(crate) use nic::Rights;
 pub use order::WordOrder;
-pub(crate) use several::{Item, Lists, emptied};
 pub(crate) use word::Word;
 
 /// Maximum number of pieces of one put.

@@ -1,7 +1,7 @@
 //! [`Plan`]: collects what one call enqueues on a stream, and lowers it once.
 //!
 //! A call collects, in order, waits for words, stores, prepared puts to any number of peers, waits
-//! for the completion of puts, and the place of at most one kernel, whose blocks share the tasks of
+//! for the completion of puts, and the position of at most one kernel, whose blocks share the tasks of
 //! the call. (A call of more tasks than a launch takes has several.) The plan lowers to at most
 //! {list, kernel, list}. Each list is one submission over all queue pairs that it names
 //! ([`crate::path::Lists`]).
@@ -23,19 +23,19 @@ use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Item, Lane, Lists, Put, emptied};
 
-/// The place of a lane: its peer, and its number.
+/// Names a lane: its peer, and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct At {
+pub(crate) struct LaneId {
     pub rank: u32,
     pub lane: u8,
 }
 
 /// The lanes of a rank to its peers.
-pub(crate) trait Lanes {
-    fn lane(&mut self, at: At) -> Option<&mut Lane>;
+pub(crate) trait PeerLanes {
+    fn lane(&mut self, at: LaneId) -> Option<&mut Lane>;
 
-    /// The lanes at these places, which are sorted and differ, each once.
-    fn each<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane>;
+    /// These lanes, each once; the names are sorted and differ.
+    fn each<'l>(&'l mut self, used: &'l [LaneId]) -> impl Iterator<Item = &'l mut Lane>;
 }
 
 /// The kernel of a plan: enqueues one launch.
@@ -62,12 +62,12 @@ pub(crate) struct Plan<'a> {
     items: Vec<Item<'a>>,
     /// The number of items before the kernel.
     split: Option<usize>,
-    /// The submissions at the place of the kernel, at most.
+    /// The submissions at the position of the kernel, at most.
     launches: u32,
     /// The puts, in the order in which they were prepared.
-    made: Vec<(At, Put)>,
+    made: Vec<(LaneId, Put)>,
     /// The lanes of the puts.
-    used: Vec<At>,
+    used: Vec<LaneId>,
     lists: Lists,
 }
 
@@ -110,7 +110,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Appends puts that were prepared on a lane, after all that were appended for this lane.
-    pub fn puts(&mut self, at: At, puts: impl Iterator<Item = Put>) {
+    pub fn puts(&mut self, at: LaneId, puts: impl Iterator<Item = Put>) {
         self.note(at);
         for put in puts {
             self.items.push(Item::Put(put));
@@ -119,12 +119,12 @@ impl<'a> Plan<'a> {
     }
 
     /// Appends a wait until a put is done that an earlier call, or this one, has posted.
-    pub fn done(&mut self, at: At, put: Put) {
+    pub fn done(&mut self, at: LaneId, put: Put) {
         self.done_flushed(at, put, false);
     }
 
     /// As [`Plan::done`]; `flush`: NIC writes to the GPU are visible after it.
-    pub fn done_flushed(&mut self, at: At, put: Put, flush: bool) {
+    pub fn done_flushed(&mut self, at: LaneId, put: Put, flush: bool) {
         self.note(at);
         self.items.push(Item::Done(put, flush));
     }
@@ -135,12 +135,12 @@ impl<'a> Plan<'a> {
         self.items.push(Item::PassedBy { word, value });
     }
 
-    /// Makes this the place of the kernel.
+    /// Puts the kernel here.
     pub fn kernel_here(&mut self) {
         self.kernels_here(1);
     }
 
-    /// Makes this the place of kernels that take at most this many submissions.
+    /// Puts kernels here that take at most this many submissions.
     pub fn kernels_here(&mut self, launches: u32) {
         debug_assert!(self.split.is_none());
         self.split = Some(self.items.len());
@@ -157,7 +157,7 @@ impl<'a> Plan<'a> {
         )
     }
 
-    fn note(&mut self, at: At) {
+    fn note(&mut self, at: LaneId) {
         if self.used.last() != Some(&at) {
             self.used.push(at);
         }
@@ -165,7 +165,7 @@ impl<'a> Plan<'a> {
 
     /// Aborts all puts that are not posted, the newest first, and empties the plan.
     #[cold]
-    pub fn undo(&mut self, lanes: &mut impl Lanes) {
+    pub fn undo(&mut self, lanes: &mut impl PeerLanes) {
         let forgotten = usize::from(on(Mutant::ForgottenPut));
         for (at, put) in self.made.drain(..).skip(forgotten).rev() {
             if let Some(lane) = lanes.lane(at) {
@@ -191,7 +191,7 @@ impl<'a> Plan<'a> {
     pub fn post(
         &mut self,
         stream: &Stream,
-        lanes: &mut impl Lanes,
+        lanes: &mut impl PeerLanes,
         kernel: Option<Launch<'_>>,
     ) -> Result<(), Refusal> {
         self.used.sort_unstable();
@@ -209,7 +209,7 @@ impl<'a> Plan<'a> {
     ///
     /// # Errors
     /// All puts that were not posted are aborted.
-    pub fn post_by_cpu(&mut self, lanes: &mut impl Lanes) -> Result<(), Refusal> {
+    pub fn post_by_cpu(&mut self, lanes: &mut impl PeerLanes) -> Result<(), Refusal> {
         debug_assert!(self.split.is_none() && self.items.len() == self.made.len());
         let mut torn = false;
         for (at, put) in &self.made {
@@ -232,7 +232,7 @@ impl<'a> Plan<'a> {
     fn lower(
         &mut self,
         stream: &Stream,
-        lanes: &mut impl Lanes,
+        lanes: &mut impl PeerLanes,
         kernel: Option<Launch<'_>>,
     ) -> Result<(), Refusal> {
         let room = self.room(stream);

@@ -26,12 +26,12 @@ struct World {
 /// The links of this rank.
 struct Mine<'w>(&'w mut [Link]);
 
-impl Lanes for Mine<'_> {
-    fn lane(&mut self, at: At) -> Option<&mut Lane> {
+impl PeerLanes for Mine<'_> {
+    fn lane(&mut self, at: LaneId) -> Option<&mut Lane> {
         self.0.get_mut(at.rank as usize)?.lane(at.lane)
     }
 
-    fn each<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane> {
+    fn each<'l>(&'l mut self, used: &'l [LaneId]) -> impl Iterator<Item = &'l mut Lane> {
         let links = (0..).zip(self.0.iter_mut());
         let links = links.filter(|(rank, _)| used.iter().any(|at| at.rank == *rank));
         links.flat_map(|(_, link)| link.some(1 << 1))
@@ -79,8 +79,8 @@ impl World {
     }
 }
 
-fn at(rank: u32) -> At {
-    At { rank, lane: 1 }
+fn at(rank: u32) -> LaneId {
+    LaneId { rank, lane: 1 }
 }
 
 /// Prepares a put of `value` to `offset`, behind nothing.

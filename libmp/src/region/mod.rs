@@ -204,13 +204,13 @@ impl Slice {
         self.memory.keys().piece(self.offset, self.len)
     }
 
-    /// Its first `len` bytes as pieces that one operation each transfers to or from `place`; one
+    /// Its first `len` bytes as pieces that one operation each transfers to or from `span`; one
     /// empty piece if there are none.
-    pub(crate) fn chunks(&self, len: u64, place: Span) -> impl Iterator<Item = (Piece<'_>, Span)> {
+    pub(crate) fn chunks(&self, len: u64, span: Span) -> impl Iterator<Item = (Piece<'_>, Span)> {
         let keys = self.memory.keys();
         chunks(len).map(move |(at, bytes)| {
             let piece = keys.piece(self.offset + at as usize, bytes as usize);
-            (piece, place.behind(at))
+            (piece, span.behind(at))
         })
     }
 

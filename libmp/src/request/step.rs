@@ -76,7 +76,7 @@ impl PeerState {
         self.bytes[1] += received;
     }
 
-    /// Whether a step failed because the neighbour was given up.
+    /// Whether a step failed because the peer was given up.
     pub fn is_lost(&self, step: u64) -> bool {
         step >= self.lost.load(Ordering::Relaxed)
     }
@@ -101,7 +101,7 @@ impl PeerState {
     }
 }
 
-/// The last put to each neighbour, in the last step that was sent; `None`: it was lost before.
+/// The last put to each peer, in the last step that was sent; `None`: it was lost before.
 #[derive(Debug, Default)]
 pub(crate) struct Last {
     pub step: u64,
@@ -147,23 +147,23 @@ impl ExchangeWords {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Releases all waits for a neighbour that was given up, if a step up to `step` lacks one of
+    /// Releases all waits for a peer that was given up, if a step up to `step` lacks one of
     /// its words, or if the put of `step` to it failed.
-    pub fn lose(&self, neighbour: &PeerState, step: u64, unsent: bool) {
-        let lacking = neighbour.first_lacking();
+    pub fn lose(&self, peer: &PeerState, step: u64, unsent: bool) {
+        let lacking = peer.first_lacking();
         let from = if unsent { lacking.min(step) } else { lacking };
-        if from <= step && !neighbour.is_lost(from) {
-            neighbour.lose(from);
+        if from <= step && !peer.is_lost(from) {
+            peer.lose(from);
         }
     }
 
     /// Releases all waits.
     pub fn release(&self) {
-        self.peers.iter().for_each(|neighbour| neighbour.lose(0));
+        self.peers.iter().for_each(|peer| peer.lose(0));
     }
 }
 
-/// The word of a neighbour that a step lacks.
+/// The word of a peer that a step lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lacking {
     Ready,
@@ -182,22 +182,22 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Which word of the neighbour the step lacks.
-    pub fn lacks(&self, neighbour: &PeerState) -> Option<Lacking> {
+    /// Which word of the peer the step lacks.
+    pub fn lacks(&self, peer: &PeerState) -> Option<Lacking> {
         let at = parity(self.number);
         match () {
-            () if !reached(&neighbour.ready[at], self.number) => Some(Lacking::Ready),
-            () if !reached(&neighbour.arrived[at], self.number) => Some(Lacking::Data),
+            () if !reached(&peer.ready[at], self.number) => Some(Lacking::Ready),
+            () if !reached(&peer.arrived[at], self.number) => Some(Lacking::Data),
             () => None,
         }
     }
 
-    /// The first neighbour for whose word a stream waits now.
+    /// The first peer for whose word a stream waits now.
     pub fn lack(&self) -> Option<(&PeerState, Lacking)> {
-        let lacks = |neighbour| Some((neighbour, self.lacks(neighbour)?));
+        let lacks = |peer| Some((peer, self.lacks(peer)?));
         let lacking = |what| {
-            let mut neighbours = self.words.peers.iter().filter_map(lacks);
-            neighbours.find(|(_, lacking)| *lacking == what)
+            let mut peers = self.words.peers.iter().filter_map(lacks);
+            peers.find(|(_, lacking)| *lacking == what)
         };
         lacking(Lacking::Ready).or_else(|| lacking(Lacking::Data).filter(|_| self.wait.is_some()))
     }
@@ -207,10 +207,10 @@ impl Step {
         self.wait.is_some() && reached(&self.words.passed, self.number)
     }
 
-    /// The first neighbour because of which the step failed.
+    /// The first peer because of which the step failed.
     pub fn lost(&self) -> Option<&PeerState> {
-        let mut neighbours = self.words.peers.iter();
-        neighbours.find(|neighbour| neighbour.is_lost(self.number))
+        let mut peers = self.words.peers.iter();
+        peers.find(|peer| peer.is_lost(self.number))
     }
 }
 
@@ -247,36 +247,36 @@ mod tests {
     #[test]
     fn step_lacks_its_own_words_only() {
         let words = words();
-        let neighbour = &words.peers[0];
-        assert_eq!(step(&words, 1).lacks(neighbour), Some(Lacking::Ready));
-        assert_eq!(step(&words, 2).lacks(neighbour), Some(Lacking::Ready));
-        neighbour.ready[1].store(1).unwrap();
-        assert_eq!(step(&words, 1).lacks(neighbour), Some(Lacking::Data));
-        assert_eq!(step(&words, 2).lacks(neighbour), Some(Lacking::Ready));
-        neighbour.arrived[1].store(1).unwrap();
-        assert_eq!(step(&words, 1).lacks(neighbour), None);
-        assert_eq!(step(&words, 3).lacks(neighbour), Some(Lacking::Ready));
+        let peer = &words.peers[0];
+        assert_eq!(step(&words, 1).lacks(peer), Some(Lacking::Ready));
+        assert_eq!(step(&words, 2).lacks(peer), Some(Lacking::Ready));
+        peer.ready[1].store(1).unwrap();
+        assert_eq!(step(&words, 1).lacks(peer), Some(Lacking::Data));
+        assert_eq!(step(&words, 2).lacks(peer), Some(Lacking::Ready));
+        peer.arrived[1].store(1).unwrap();
+        assert_eq!(step(&words, 1).lacks(peer), None);
+        assert_eq!(step(&words, 3).lacks(peer), Some(Lacking::Ready));
     }
 
     #[test]
     fn lost_neighbour_fails_the_steps_that_lack_a_word_and_later_ones() {
         for (arrived, unsent, lost) in [([0, 1], false, 2), ([2, 1], false, 3), ([2, 1], true, 2)] {
             let words = words();
-            let neighbour = &words.peers[0];
+            let peer = &words.peers[0];
             for at in [0, 1] {
-                neighbour.ready[at].store(2 - at as u64).unwrap();
+                peer.ready[at].store(2 - at as u64).unwrap();
                 let none = before(at);
                 let word = arrived[at];
-                neighbour.arrived[at]
+                peer.arrived[at]
                     .store(if word == 0 { none } else { word })
                     .unwrap();
             }
-            words.lose(neighbour, 2, unsent);
-            let failed: Vec<bool> = (1..5).map(|n| neighbour.is_lost(n)).collect();
+            words.lose(peer, 2, unsent);
+            let failed: Vec<bool> = (1..5).map(|n| peer.is_lost(n)).collect();
             let lost_here = lost <= 2;
             let expected: Vec<bool> = (1..5).map(|n| lost_here && n >= lost).collect();
             assert_eq!(failed, expected, "{arrived:?} {unsent}");
-            assert_eq!(reached(&neighbour.arrived[0], 1000), lost_here);
+            assert_eq!(reached(&peer.arrived[0], 1000), lost_here);
         }
     }
 }

@@ -12,12 +12,12 @@ use crate::mutant::{self, Mutant};
 use crate::path::{Atomic, Batch, LANES, Piece, Put, Span};
 use crate::region::Slice;
 
-/// What a transfer does with the memory of a window, whose places are checked.
+/// What a transfer does with the memory of a window, whose offsets are checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
     /// Nothing: the memory is that of the null rank.
     Nothing,
-    /// Copies memory of this rank to `to`; then stores a word, if there is one: its place and its
+    /// Copies memory of this rank to `to`; then stores a word, if there is one: its span and its
     /// value.
     Put {
         to: Span,
@@ -39,7 +39,7 @@ impl Work {
         batch: &mut Batch<'_, N>,
         memory: Option<&Slice>,
     ) -> Result<()> {
-        let chunks = |place| chunks(memory, place);
+        let chunks = |to| chunks(memory, to);
         match self {
             Work::Nothing => {}
             Work::Put {
@@ -82,10 +82,10 @@ impl Work {
     }
 }
 
-/// The pieces of `memory` that one put each copies, with their places.
-fn chunks(memory: Option<&Slice>, place: Span) -> impl Iterator<Item = (Piece<'_>, Span)> {
+/// The pieces of `memory` that one put each copies, with their spans at the peer.
+fn chunks(memory: Option<&Slice>, span: Span) -> impl Iterator<Item = (Piece<'_>, Span)> {
     let slices = memory.into_iter();
-    slices.flat_map(move |slice| slice.chunks(slice.len() as u64, place))
+    slices.flat_map(move |slice| slice.chunks(slice.len() as u64, span))
 }
 
 /// The lanes on which puts to one rank's memory of a window were posted, one bit each. Relaxed: the

@@ -232,19 +232,22 @@ impl Stats {
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = self.total().columns();
-        let shown = |place: &usize| total[*place].1 > 0;
+        let shown = |column: &usize| total[*column].1 > 0;
         let shown: Vec<usize> = (0..total.len()).filter(shown).collect();
         let row = |f: &mut fmt::Formatter<'_>, name: &str, path: &str, cells: &[(&str, u64)]| {
             write!(f, "{name:<8} {path:<5}")?;
-            for place in &shown {
-                let width = total[*place].0.len().max(total[*place].1.to_string().len());
-                write!(f, "  {:>width$}", cells[*place].1)?;
+            for column in &shown {
+                let width = total[*column]
+                    .0
+                    .len()
+                    .max(total[*column].1.to_string().len());
+                write!(f, "  {:>width$}", cells[*column].1)?;
             }
             writeln!(f)
         };
         write!(f, "{:<8} {:<5}", format!("rank {}", self.rank), "path")?;
-        for place in &shown {
-            let (name, most) = total[*place];
+        for column in &shown {
+            let (name, most) = total[*column];
             write!(f, "  {name:>0$}", name.len().max(most.to_string().len()))?;
         }
         writeln!(f)?;

@@ -25,14 +25,14 @@ const STREAMS: u64 = 1000;
 impl Track {
     fn id(self) -> u64 {
         match self {
-            Track::Cpu(place) => place as u64,
+            Track::Cpu(thread) => thread as u64,
             Track::Stream(stream) => STREAMS + stream,
         }
     }
 
     fn name(self) -> String {
         match self {
-            Track::Cpu(place) => format!("CPU thread {place}"),
+            Track::Cpu(thread) => format!("CPU thread {thread}"),
             Track::Stream(stream) => format!("stream {stream}"),
         }
     }

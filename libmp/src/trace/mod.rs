@@ -134,17 +134,17 @@ impl Trace {
     fn end(&self, begun: Begun) {
         let now = self.host.now();
         let inner = &mut *self.lock();
-        let place = inner.open.iter().rposition(|open| open.1 == begun.call);
-        let Some((thread, call, name, facts)) = place.map(|place| inner.open.remove(place)) else {
+        let index = inner.open.iter().rposition(|open| open.1 == begun.call);
+        let Some((thread, call, name, facts)) = index.map(|index| inner.open.remove(index)) else {
             return;
         };
         let known = inner.threads.iter().position(|known| *known == thread);
-        let place = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             inner.threads.push(thread);
             inner.threads.len() - 1
         });
         let event = Event {
-            track: Track::Cpu(place),
+            track: Track::Cpu(index),
             name: name.to_owned(),
             kind: kind_of(name),
             work: String::new(),

@@ -7,7 +7,7 @@
 use gdsync::Status;
 
 use super::engine::Engine;
-use super::peer::{Peers, Target};
+use super::peer::{Need, Peers};
 use super::receive::{advertise, check_ready_order};
 use super::state::State;
 use crate::error::{Kind, Result};
@@ -178,7 +178,7 @@ pub(super) fn unexpected(peers: &Peers, tag: u32, from: u32) -> Option<u32> {
         };
         let number = channel.numbers.next();
         let ready = match peer.is_here() {
-            true => peer.is_open(0, Target::Lanes),
+            true => peer.is_open(0, Need::Lanes),
             false => channel.has_unexpected(),
         };
         ready && channel.is_free(number) && channel.has_come(number, false)

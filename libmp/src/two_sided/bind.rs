@@ -5,7 +5,7 @@ use gdsync::Stream;
 
 use super::engine::Engine;
 use super::null::NULL_RANK;
-use super::peer::Target;
+use super::peer::Need;
 use super::post::{POST, unposted};
 use super::post_all::forget_puts;
 use super::receive::{ANY_RANK, advertise};
@@ -36,13 +36,13 @@ impl Engine {
     pub(super) fn lane_for(&self, key: RequestKey, on: &On<'_>) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
         let entry = known(&mut state.requests, key)?;
-        let (rank, target) = (entry.peer, Target::of(entry));
+        let (rank, need) = (entry.peer, Need::of(entry));
         if matches!(rank, ANY_RANK | NULL_RANK) || entry.poster.stream.is_some() {
             let lane = entry.poster.lane;
             return Ok((state, lane));
         }
         drop(state);
-        self.ensure(rank, on, target).map_err(|e| e.of_peer(rank))
+        self.ensure(rank, on, need).map_err(|e| e.of_peer(rank))
     }
 
     /// Binds a prepared request to a stream. `false`: it was prepared for this stream. After an

@@ -146,10 +146,10 @@ impl Channels {
 
     /// Whether a mailbox may be made for a tag under which nothing is received.
     fn has_mailbox_room(&self, setup: &Setup<'_>) -> bool {
-        let places = places(&setup.config.shape());
+        let most = most_unused(&setup.config.shape());
         let channels = self.recvs.values();
         let unused = channels.filter(|c| c.is_open() && !c.numbers.is_used());
-        unused.count() < places
+        unused.count() < most
     }
 
     /// Handles `Sends`: the peer will send under `tag`, and has named its return block. Without
@@ -286,9 +286,9 @@ impl Channels {
 }
 
 /// The number of tags under which nothing is received that may have a mailbox.
-fn places(shape: &Shape) -> usize {
-    let places = UNUSED_BYTES / (shape.mailbox_len() + shape.rooms_len());
-    places.clamp(UNUSED_TAGS, COUNTERPARTS)
+fn most_unused(shape: &Shape) -> usize {
+    let tags = UNUSED_BYTES / (shape.mailbox_len() + shape.rooms_len());
+    tags.clamp(UNUSED_TAGS, COUNTERPARTS)
 }
 
 fn sends(tag: u32, channel: &SendChannel) -> Control {
@@ -317,7 +317,7 @@ mod tests {
     use super::*;
     use crate::path::Paths;
     use crate::two_sided::config::Config;
-    use crate::two_sided::lanes::Lanes;
+    use crate::two_sided::lanes::StreamLanes;
 
     /// The last control message for the peer: whether it asks for rooms, and the memory.
     fn announced(out: &mut Vec<Control>) -> (bool, Vec<Record>) {
@@ -342,7 +342,7 @@ mod tests {
     fn with_setup(body: impl FnOnce(&Setup<'_>)) {
         let gpu = Gpu::soft().unwrap();
         let paths = Paths::for_test(&Device::emulated(&gpu).unwrap());
-        let (config, lanes) = (Config::default(), Lanes::new(Doorbell::Auto));
+        let (config, lanes) = (Config::default(), StreamLanes::new(Doorbell::Auto));
         let (paths, config, lanes) = (&paths, &config, &lanes);
         body(&Setup {
             paths,
@@ -437,15 +437,15 @@ mod tests {
     fn a_peer_that_announces_too_many_tags_waits_for_mailboxes() {
         with_setup(|setup| {
             let (mut a, mut b, mut out) = (Channels::new(1), Channels::new(0), Vec::new());
-            let places = places(&setup.config.shape());
+            let most = most_unused(&setup.config.shape());
             a.send_channel(setup, (0, true), 1, &mut out).unwrap();
             let (_, block) = announced(&mut out);
             let mut tags = 0..;
-            for tag in tags.by_ref().take(places) {
+            for tag in tags.by_ref().take(most) {
                 b.peer_sends(setup, (tag, true), &block, &mut out).unwrap();
             }
             let late = tags.next().unwrap();
-            assert!(!b.has_deferred() && out.len() == places);
+            assert!(!b.has_deferred() && out.len() == most);
             // It asks for rooms later.
             for eager in [false, true] {
                 b.peer_sends(setup, (late, eager), &block, &mut out)
@@ -453,7 +453,7 @@ mod tests {
             }
             assert!(b.peer_sends(setup, (late, true), &[], &mut out).is_err());
             b.make_mailboxes(setup, &[], &mut out).unwrap();
-            assert!(b.has_deferred() && out.len() == places);
+            assert!(b.has_deferred() && out.len() == most);
             b.make_mailboxes(setup, &[late], &mut out).unwrap();
             assert!(!b.has_deferred() && b.can_receive(late, true));
         });

@@ -6,21 +6,21 @@ use gdsync::{Status, Stream};
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
-use super::packed::{SCATTERS, arrival, scatter_on};
-use super::peer::Target;
+use super::packed::{SCATTERS, arrival, scatter_on, staged};
+use super::peer::Need;
 use super::progress::arrived;
 use super::receive::{ANY_RANK, ask_reached};
 use super::spec::On;
 use super::state::{Guard, State, known};
+use super::wait::WAIT_ON;
 use crate::error::{Error, Result};
-use crate::kernels::{LATER, SEGMENTS, Segment, Unpack};
+use crate::kernels::{Kernels, LATER, SEGMENTS, Segment, Unpack};
 use crate::mutant::{Mutant, on};
 use crate::path::List;
-use crate::request::entry::{Common, Incoming, ReceiveState, Segments};
+use crate::plan::Refusal;
+use crate::request::entry::{Common, Incoming, ReceiveState};
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
-
-const WAIT: &str = "wait on stream";
 
 impl Engine {
     /// Makes a stream take a message in: the stream waits until the message has arrived.
@@ -37,14 +37,14 @@ impl Engine {
         let on = On::Stream(stream, None);
         let mut lane = self.lane_of(&mut state, &on);
         let peer = state.peers.get(rank);
-        let ready = peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Target::Lanes));
+        let ready = peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Need::Lanes));
         if !ready {
             // This waits at most one timeout in a call: an attempt after a full queue finds the
             // lane open. Only a receive from any rank can reach this line for the first time in a
             // later attempt, if it is matched while the call waits for room: then the call takes at
             // most one more timeout. The lock is not held.
             drop(state);
-            (state, lane) = self.ensure(rank, &on, Target::Lanes)?;
+            (state, lane) = self.ensure(rank, &on, Need::Lanes)?;
         }
         self.claim_now(&mut state, key, stream, lane)
             .map_err(|e| e.of_peer(rank))
@@ -58,41 +58,63 @@ impl Engine {
         lane: u8,
     ) -> Result<()> {
         let order = state.requests.next_order();
-        let result = state.requests.result_addr(key).0;
         let entry = known(&mut state.requests, key)?;
         let rank = entry.peer;
         match entry.receive().map(|receive| receive.state) {
             Some(ReceiveState::Posted) => {}
-            Some(ReceiveState::Prepared) => return Err(Error::unposted(WAIT)),
+            Some(ReceiveState::Prepared) => return Err(Error::unposted(WAIT_ON)),
             _ => return self.wait_for_result(&mut state.requests, key, stream),
         }
-        let kernels = self.kernels(WAIT)?;
-        if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here())
-            && !arrived(state, key)
-        {
-            let e = peer.error(WAIT);
-            state.return_fault(key);
-            return Err(e);
-        }
+        let kernels = self.kernels(WAIT_ON)?;
+        check_peer(state, key)?;
         let posted = posted_by_another(state, key, stream)?;
+        let claimed = self.enqueue_claim(state, key, stream, kernels, posted.as_ref());
+        if let Err(Refusal { error, torn: false }) = claimed {
+            return Err(error);
+        }
+        let (common, receive, channel, link) = state.incoming(key)?;
+        (common.order, common.since) = (order, None);
+        receive.state = ReceiveState::Claimed(stream.id());
+        if let Err(Refusal { error, .. }) = claimed {
+            self.fail_claim(state, key, &error);
+            return Err(error);
+        }
+        if let Some(run) = channel.count(common.number, lane, Some(stream.id()))
+            && let Some(lane) = link.lane(lane)
+            && let Err(e) = channel.credit_on(stream, lane, run)
+        {
+            tracing::debug!(target: "mp", "the library returns the credits of rank {rank}: {e}");
+        }
+        Ok(())
+    }
+
+    /// Enqueues the wait for a message, behind the wait for the word `posted`, and the kernels that
+    /// take it in. Nothing but the wait for `posted` is enqueued if it is refused and not torn.
+    fn enqueue_claim(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        stream: &Stream,
+        kernels: &Kernels,
+        posted: Option<&(Word64, u64)>,
+    ) -> Result<(), Refusal> {
+        let result = state.requests.result_addr(key).0;
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
-        let word = channel.word(number, common.large);
-        stream.check_room(4 + receive.packed.as_ref().map_or(0, |_| SCATTERS))?;
+        let packed = staged(receive.packed.as_deref(), common);
+        stream
+            .check_room(4 + packed.map_or(0, |_| SCATTERS))
+            .map_err(Error::from)?;
         // A kernel can poll the word of a short message: that word needs no flush.
         let spins = !common.large && link.lane(0).is_some_and(|lane| lane.may_spin(channel.path));
-        let packed = match (&receive.packed, &common.segments) {
-            (Some(pieces), Segments::One(staging)) => Some((&**pieces, staging.memory())),
-            _ => None,
-        };
-        let ended = packed.map_or(result, |(pieces, staging)| arrival(pieces, staging));
-        let words = [ended, self.error.addr().0];
+        let words = self.result_words(common, receive, result);
         let passed = (channel.taken(number), word::threshold(number));
         let mut list = List::<3>::new();
-        if let Some((word, count)) = &posted {
+        if let Some((word, count)) = posted {
             list.wait(word, *count, false);
         }
         if !spins {
+            let word = channel.word(number, common.large);
             list.wait_for(word, number, receive.lands_in_device(common));
             list.passed_by(passed.0, passed.1);
         }
@@ -112,36 +134,56 @@ impl Engine {
                 unsafe { kernels.unpack(stream, &params, waits) }
             }
         };
-        let launched = match launched {
-            // At most the wait for another stream was enqueued.
-            Err(e) if spins => return Err(e),
-            other => other,
-        };
-        let launched = launched.and_then(|()| match packed {
-            Some((pieces, staging)) => scatter_on(kernels, stream, pieces, staging, result),
-            None => Ok(()),
+        launched.map_err(|error| Refusal {
+            error,
+            torn: !spins,
+        })?;
+        let scattered = packed.map_or(Ok(()), |(pieces, staging)| {
+            scatter_on(kernels, stream, pieces, staging, result)
         });
-        common.order = order;
-        common.since = None;
-        receive.state = ReceiveState::Claimed(stream.id());
-        if let Err(e) = launched {
-            // The stream waits for a message that no kernel would take in.
-            let failed = word::word(number, WordKind::Failed, u64::from(Status::CLOSED.0));
-            if !channel.has_come(number, common.large) {
-                let _ = word.store(failed);
-            }
-            let _ = channel.taken(number).store(failed);
-            self.fail_partly_posted(state, key, &e);
-            return Err(e);
-        }
-        if let Some(run) = channel.count(number, lane, Some(stream.id()))
-            && let Some(lane) = link.lane(lane)
-            && let Err(e) = channel.credit_on(stream, lane, run)
-        {
-            tracing::debug!(target: "mp", "the library returns the credits of rank {rank}: {e}");
-        }
-        Ok(())
+        scattered.map_err(|error| Refusal { error, torn: true })
     }
+
+    /// Releases the stream that waits for a message that no kernel would take in, and ends the
+    /// receive.
+    #[cold]
+    pub(super) fn fail_claim(&self, state: &mut State, key: RequestKey, e: &Error) {
+        if let Ok((Common { number, large, .. }, _, channel, _)) = state.incoming(key) {
+            let failed = word::word(*number, WordKind::Failed, u64::from(Status::CLOSED.0));
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            if !channel.has_come(*number, *large) {
+                let _ = channel.word(*number, *large).store(failed);
+            }
+            let _ = channel.taken(*number).store(failed);
+        }
+        self.fail_partly_posted(state, key, e);
+    }
+
+    /// The word for the result of the kernel of a receive, and the context's error word.
+    pub(super) fn result_words(
+        &self,
+        common: &Common,
+        receive: &Incoming,
+        result: u64,
+    ) -> [u64; 2] {
+        let packed = staged(receive.packed.as_deref(), common);
+        let ended = packed.map_or(result, |(pieces, staging)| arrival(pieces, staging));
+        [ended, self.error.addr().0]
+    }
+}
+
+/// # Errors
+/// The failure of the peer of a receive, if it was given up and has left no message.
+pub(super) fn check_peer(state: &mut State, key: RequestKey) -> Result<()> {
+    let rank = known(&mut state.requests, key)?.peer;
+    if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here())
+        && !arrived(state, key)
+    {
+        let e = peer.error(WAIT_ON);
+        state.return_fault(key);
+        return Err(e);
+    }
+    Ok(())
 }
 
 /// The word and the value for which `stream` waits if another stream posted the receive: that stream
@@ -182,8 +224,8 @@ pub(super) fn unpack<const N: usize>(
     let number = common.number;
     let segments = common.segments.as_slice();
     let mut list = [Segment::default(); N];
-    for (place, segment) in list.iter_mut().zip(segments) {
-        *place = Segment {
+    for (filled, segment) in list.iter_mut().zip(segments) {
+        *filled = Segment {
             addr: segment.addr(),
             len: segment.len() as u64,
         };

@@ -273,25 +273,18 @@ impl Engine {
         let Some((key, entry)) = found else {
             // The application dropped the request, which has ended and was removed. A long send had
             // failed already; a short one had succeeded.
-            if len > self.config.eager_limit as u64 {
-                return;
-            }
-            let fault = Fault {
-                order: state.faults.next_order(),
-                name: Name {
+            if len <= self.config.eager_limit as u64 {
+                let name = Name {
                     receive: false,
                     one_sided: None,
                     peer: Some(rank),
                     tag,
                     number,
                     size: len,
-                },
-                status: Status::TRUNCATED,
-                why: Why::Own(TOO_LONG.to_owned()),
-                streams: Vec::new(),
-            };
-            state.faults.open += 1;
-            return self.keep_fault(state, fault);
+                };
+                self.keep_truncation(state, name);
+            }
+            return;
         };
         let queued = match entry.send().map(|send| send.state) {
             Some(SendState::Queued { announced: true }) => true,
@@ -318,6 +311,20 @@ impl Engine {
         // A send that has not ended takes this result when it ends: the word is stored before its
         // completion.
         state.requests.set_result(key, Status::TRUNCATED, len);
+    }
+
+    /// Keeps the failure of a send whose message was too long.
+    #[cold]
+    fn keep_truncation(&self, state: &mut State, name: Name) {
+        let fault = Fault {
+            order: state.faults.next_order(),
+            name,
+            status: Status::TRUNCATED,
+            why: Why::Own(TOO_LONG.to_owned()),
+            streams: Vec::new(),
+        };
+        state.faults.open += 1;
+        self.keep_fault(state, fault);
     }
 
     /// Gives up the peer that caused the failure of a request.

@@ -17,11 +17,11 @@ struct LaneUsers {
 }
 
 /// The lanes of a context, the same for each peer. Lane 0 belongs to the CPU.
-pub(crate) struct Lanes(Vec<LaneUsers>);
+pub(crate) struct StreamLanes(Vec<LaneUsers>);
 
-impl Lanes {
-    pub fn new(doorbell: Doorbell) -> Lanes {
-        let mut lanes = Lanes(Vec::new());
+impl StreamLanes {
+    pub fn new(doorbell: Doorbell) -> StreamLanes {
+        let mut lanes = StreamLanes(Vec::new());
         lanes.add(doorbell);
         lanes
     }
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn each_stream_has_its_own_lane_while_lanes_are_left() {
         let gpu = gdsync::Gpu::soft().unwrap();
-        let mut lanes = Lanes::new(Doorbell::Auto);
+        let mut lanes = StreamLanes::new(Doorbell::Auto);
         let mut streams: Vec<_> = (1..LANES).map(|_| gpu.stream().unwrap()).collect();
         for (at, stream) in streams.iter().enumerate() {
             assert_eq!(lanes.of(stream, Doorbell::Auto), None);

@@ -62,7 +62,7 @@ pub(crate) mod wait;
 mod wait_all;
 mod watch;
 
-pub(crate) use peer::{Peer, Target};
+pub(crate) use peer::{Need, Peer};
 pub(crate) use spec::On;
 pub(crate) use state::{State, no_lane, not_connected};
 pub(crate) use texts::join;

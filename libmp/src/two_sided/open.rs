@@ -1,15 +1,15 @@
 //! Opening of lanes to a peer and of channels under a tag, on first use or all at once.
 
 use super::engine::Engine;
-use super::lanes::Lanes;
-use super::peer::{Setup, Target};
+use super::lanes::StreamLanes;
+use super::peer::{Need, Setup};
 use super::spec::On;
 use super::state::{Guard, State};
 use super::texts::join;
 use crate::error::{Error, Kind, Result, time};
 
 impl Engine {
-    pub(super) fn setup<'a>(&'a self, lanes: &'a Lanes) -> Setup<'a> {
+    pub(super) fn setup<'a>(&'a self, lanes: &'a StreamLanes) -> Setup<'a> {
         Setup {
             paths: &self.paths,
             config: &self.config,
@@ -42,20 +42,20 @@ impl Engine {
     /// `Invalid` for a rank outside the job; `PeerFailed`; `Timeout`, naming the rank, if it does
     /// not answer within the context's timeout.
     #[inline]
-    pub fn ensure(&self, rank: u32, on: &On<'_>, target: Target) -> Result<(Guard<'_>, u8)> {
+    pub fn ensure(&self, rank: u32, on: &On<'_>, need: Need) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
         let lane = self.lane_to(&mut state, rank, on);
         match state.peers.get(rank) {
-            Some(peer) if peer.can_post(lane, target) => return Ok((state, lane)),
+            Some(peer) if peer.can_post(lane, need) => return Ok((state, lane)),
             _ => {}
         }
         drop(state);
-        let opened = self.open(rank, lane, target);
+        let opened = self.open(rank, lane, need);
         let mut state = self.lock();
         match opened {
             Ok(()) => Ok((state, lane)),
             Err(e) if e.kind() == Kind::BootstrapLost => {
-                let shared = state.share_lane(rank, lane, target);
+                let shared = state.share_lane(rank, lane, need);
                 shared.map(|lane| (state, lane)).ok_or(e)
             }
             Err(e) => Err(e),
@@ -63,7 +63,7 @@ impl Engine {
     }
 
     #[cold]
-    fn open(&self, rank: u32, lane: u8, target: Target) -> Result<()> {
+    fn open(&self, rank: u32, lane: u8, need: Need) -> Result<()> {
         const OPERATION: &str = "open connection";
         if rank >= self.size {
             return Err(Error::outside_job(OPERATION, rank, self.size));
@@ -73,7 +73,7 @@ impl Engine {
         let mut full = None;
         self.wait(deadline, &mut || {
             full = None;
-            match self.begin(rank, lane, target) {
+            match self.begin(rank, lane, need) {
                 Ok(()) => {}
                 // Room appears when idle channels are retired.
                 Err(e) if e.kind() == Kind::QueueFull => full = Some(e),
@@ -81,7 +81,7 @@ impl Engine {
             }
             self.progress();
             if answer.is_ok() {
-                answer = self.is_open(rank, lane, target);
+                answer = self.is_open(rank, lane, need);
             }
             !matches!(answer, Ok(false))
         });
@@ -101,7 +101,7 @@ impl Engine {
         }
     }
 
-    fn begin(&self, rank: u32, lane: u8, target: Target) -> Result<()> {
+    fn begin(&self, rank: u32, lane: u8, need: Need) -> Result<()> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let setup = self.setup(&state.lanes);
@@ -114,16 +114,16 @@ impl Engine {
             return Ok(());
         };
         let mut out = Vec::new();
-        let begun = peer.begin(&setup, lane, target, &mut out);
+        let begun = peer.begin(&setup, lane, need, &mut out);
         self.send_control(state, rank, out);
         begun
     }
 
-    fn is_open(&self, rank: u32, lane: u8, target: Target) -> Result<bool> {
+    fn is_open(&self, rank: u32, lane: u8, need: Need) -> Result<bool> {
         const OPERATION: &str = "open connection";
         let state = self.lock();
         match state.peers.get(rank) {
-            Some(peer) if peer.can_post(lane, target) => return Ok(true),
+            Some(peer) if peer.can_post(lane, need) => return Ok(true),
             Some(peer) if !peer.is_here() => return Err(peer.error(OPERATION)),
             _ => {}
         }
@@ -140,7 +140,7 @@ impl Engine {
     /// Connects to every rank.
     pub fn connect_all(&self) -> Result<()> {
         for rank in 0..self.size {
-            self.begin(rank, 0, Target::Lanes)?;
+            self.begin(rank, 0, Need::Lanes)?;
         }
         let deadline = self.host().now() + self.config.timeout;
         let mut missing = Vec::new();
@@ -149,7 +149,7 @@ impl Engine {
             self.progress();
             missing.clear();
             for rank in 0..self.size {
-                match self.is_open(rank, 0, Target::Lanes) {
+                match self.is_open(rank, 0, Need::Lanes) {
                     Ok(true) => {}
                     Ok(false) => missing.push(rank),
                     Err(e) => broken = Some(e),

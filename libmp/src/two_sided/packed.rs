@@ -10,6 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::{Kernels, Pieces};
 use crate::path::MOST_BYTES;
 use crate::region::{Memory, Slice, Strided};
+use crate::request::entry::{Common, Segments};
 
 /// Bytes of the word behind the staged message, in which the kernel that takes it in stores how it
 /// ended.
@@ -62,6 +63,17 @@ impl Engine {
         // SAFETY: the entry keeps both memories until the request has ended. `Strided` has checked
         // that the pieces are in their memory, and the staging memory has room for all of them.
         unsafe { self.kernels(operation)?.strided(stream, &params) }
+    }
+}
+
+/// The pieces of a message, and the staging memory that it is packed in.
+pub(super) fn staged<'r>(
+    pieces: Option<&'r Strided>,
+    common: &'r Common,
+) -> Option<(&'r Strided, &'r Memory)> {
+    match &common.segments {
+        Segments::One(staging) => Some((pieces?, staging.memory())),
+        _ => None,
     }
 }
 

@@ -10,12 +10,12 @@ use gdsync::Status;
 use super::channel::RecvChannel;
 use super::channels::Channels;
 use super::config::Config;
-use super::lanes::Lanes as Assigned;
+use super::lanes::StreamLanes;
 use super::liveness::Liveness;
 use super::state::not_connected;
 use crate::error::{Error, Kind, Result};
 use crate::path::{LANES, Lane, Link, Paths, Put};
-use crate::plan::{At, Lanes};
+use crate::plan::{LaneId, PeerLanes};
 use crate::request::entry::{Entry, Operation};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
@@ -118,7 +118,7 @@ impl Failure {
 
 /// What has to be open before a request can be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum Need {
     /// Lanes alone.
     Lanes,
     /// The channel to the peer under a tag, for messages above the eager limit or for `eager` ones.
@@ -128,14 +128,14 @@ pub(crate) enum Target {
     Recv { tag: u32, eager: bool },
 }
 
-impl Target {
+impl Need {
     /// What a message of a request needs.
-    pub fn of(entry: &Entry) -> Target {
+    pub fn of(entry: &Entry) -> Need {
         let (tag, eager) = (entry.tag, !entry.large);
         match &entry.operation {
-            Operation::Receive(_) => Target::Recv { tag, eager },
-            Operation::Transfer(_) => Target::Lanes,
-            _ => Target::Send { tag, eager },
+            Operation::Receive(_) => Need::Recv { tag, eager },
+            Operation::Transfer(_) => Need::Lanes,
+            _ => Need::Send { tag, eager },
         }
     }
 }
@@ -144,7 +144,7 @@ impl Target {
 pub(crate) struct Setup<'a> {
     pub paths: &'a Paths,
     pub config: &'a Config,
-    pub lanes: &'a Assigned,
+    pub lanes: &'a StreamLanes,
 }
 
 impl Peer {
@@ -215,23 +215,23 @@ impl Peer {
 
     /// Whether all that is needed to post on `lane` is open.
     #[inline]
-    pub fn is_open(&self, lane: u8, target: Target) -> bool {
+    pub fn is_open(&self, lane: u8, need: Need) -> bool {
         self.link.is_open(0)
             && self.link.is_open(lane)
-            && match target {
-                Target::Lanes => true,
-                Target::Send { tag, eager } => self.channels.can_send(tag, eager),
-                Target::Recv { tag, eager } => self.channels.can_receive(tag, eager),
+            && match need {
+                Need::Lanes => true,
+                Need::Send { tag, eager } => self.channels.can_send(tag, eager),
+                Need::Recv { tag, eager } => self.channels.can_receive(tag, eager),
             }
     }
 
-    /// Whether a request may use `target`: all is open, or the peer was given up but left a message
+    /// Whether a request may use `need`: all is open, or the peer was given up but left a message
     /// that can still be received.
     #[inline]
-    pub fn can_post(&self, lane: u8, target: Target) -> bool {
-        match (&self.standing, target) {
-            (Standing::Here { .. }, _) => self.is_open(lane, target),
-            (Standing::GivenUp(_), Target::Recv { tag, .. }) => {
+    pub fn can_post(&self, lane: u8, need: Need) -> bool {
+        match (&self.standing, need) {
+            (Standing::Here { .. }, _) => self.is_open(lane, need),
+            (Standing::GivenUp(_), Need::Recv { tag, .. }) => {
                 let channel = self.channels.recvs.get(&tag);
                 channel.is_some_and(RecvChannel::has_unexpected)
             }
@@ -239,24 +239,24 @@ impl Peer {
         }
     }
 
-    /// Makes this side's part of `target`; control messages for the peer are appended to `out`.
+    /// Makes this side's part of `need`; control messages for the peer are appended to `out`.
     pub fn begin(
         &mut self,
         setup: &Setup<'_>,
         lane: u8,
-        target: Target,
+        need: Need,
         out: &mut Vec<Control>,
     ) -> Result<()> {
         self.lane(setup, 0, out)?;
         self.lane(setup, lane, out)?;
         let (channels, limit) = (&mut self.channels, setup.config.channels);
-        match target {
-            Target::Lanes => Ok(()),
-            Target::Send { tag, eager } => {
+        match need {
+            Need::Lanes => Ok(()),
+            Need::Send { tag, eager } => {
                 channels.send_channel(setup, (tag, eager), limit, out)?;
                 Ok(())
             }
-            Target::Recv { tag, eager } => {
+            Need::Recv { tag, eager } => {
                 channels.recv_channel(setup, (tag, eager), limit, out)?;
                 Ok(())
             }
@@ -341,35 +341,8 @@ impl Peer {
                 number,
                 rank,
                 block,
-            } => {
-                let sender = self.rank;
-                if *rank != sender {
-                    let what = format!("rank {sender} named window {number} of rank {rank}");
-                    let error = Error::new("make window", Kind::Protocol, what);
-                    return Err(error.with_rank(sender));
-                }
-                if self.windows.len() >= WINDOWS {
-                    let what = format!(
-                        "rank {sender} named too many windows that this rank has not made; make \
-                         them on all ranks"
-                    );
-                    let error = Error::new("make window", Kind::Protocol, what);
-                    return Err(error.with_rank(sender).with_limit(WINDOWS, "windows"));
-                }
-                self.windows.insert(*number, block.clone());
-            }
-            Control::Neighbour(side) => {
-                if self.neighbours.len() >= NEIGHBOURS {
-                    let rank = self.rank;
-                    let what = format!(
-                        "rank {rank} named this rank as a neighbour too often; build the \
-                         neighbourhoods on both ranks"
-                    );
-                    let error = Error::new("build neighbourhood", Kind::Protocol, what);
-                    return Err(error.with_rank(rank).with_limit(NEIGHBOURS, "times"));
-                }
-                self.neighbours.push((**side).clone());
-            }
+            } => self.keep_window(*number, *rank, block)?,
+            Control::Neighbour(side) => self.keep_neighbour(side)?,
             Control::Withdrawn { send, receive } => {
                 let last = |side: &Neighbour| (side.send, side.receive) == (*send, *receive);
                 if let Some(at) = self.neighbours.iter().rposition(last) {
@@ -388,6 +361,40 @@ impl Peer {
             | Control::Broken { .. }
             | Control::Agree(_) => {}
         }
+        Ok(())
+    }
+
+    /// Keeps the record of a window that this rank makes later.
+    fn keep_window(&mut self, number: u64, rank: u32, block: &[Record]) -> Result<()> {
+        let sender = self.rank;
+        if rank != sender {
+            let what = format!("rank {sender} named window {number} of rank {rank}");
+            return Err(Error::new("make window", Kind::Protocol, what).with_rank(sender));
+        }
+        if self.windows.len() >= WINDOWS {
+            let what = format!(
+                "rank {sender} named too many windows that this rank has not made; make them on \
+                 all ranks"
+            );
+            let error = Error::new("make window", Kind::Protocol, what).with_rank(sender);
+            return Err(error.with_limit(WINDOWS, "windows"));
+        }
+        self.windows.insert(number, block.to_vec());
+        Ok(())
+    }
+
+    /// Keeps the record of a neighbour until this rank builds its neighbourhood.
+    fn keep_neighbour(&mut self, side: &Neighbour) -> Result<()> {
+        if self.neighbours.len() >= NEIGHBOURS {
+            let rank = self.rank;
+            let what = format!(
+                "rank {rank} named this rank as a neighbour too often; build the neighbourhoods \
+                 on both ranks"
+            );
+            let error = Error::new("build neighbourhood", Kind::Protocol, what);
+            return Err(error.with_rank(rank).with_limit(NEIGHBOURS, "times"));
+        }
+        self.neighbours.push(side.clone());
         Ok(())
     }
 
@@ -453,8 +460,8 @@ impl Peers {
 
     /// The peer of a rank, made on first use; `None`: the job does not have this rank.
     pub fn make(&mut self, rank: u32) -> Option<&mut Peer> {
-        let place = self.0.get_mut(rank as usize)?;
-        Some(place.get_or_insert_with(|| Box::new(Peer::new(rank))))
+        let peer = self.0.get_mut(rank as usize)?;
+        Some(peer.get_or_insert_with(|| Box::new(Peer::new(rank))))
     }
 
     /// The number of ranks of the job.
@@ -471,7 +478,7 @@ impl Peers {
     }
 
     /// The lanes that `used` names, in the order of the ranks. `used` is sorted.
-    fn lanes<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane> {
+    fn lanes<'l>(&'l mut self, used: &'l [LaneId]) -> impl Iterator<Item = &'l mut Lane> {
         let (mut rest, mut passed) = (&mut self.0[..], 0);
         let ranks = used.chunk_by(|one, next| one.rank == next.rank);
         let links = ranks.filter_map(move |same| {
@@ -490,12 +497,12 @@ impl Peers {
     }
 }
 
-impl Lanes for Peers {
-    fn lane(&mut self, at: At) -> Option<&mut Lane> {
+impl PeerLanes for Peers {
+    fn lane(&mut self, at: LaneId) -> Option<&mut Lane> {
         self.get_mut(at.rank)?.link.lane(at.lane)
     }
 
-    fn each<'l>(&'l mut self, used: &'l [At]) -> impl Iterator<Item = &'l mut Lane> {
+    fn each<'l>(&'l mut self, used: &'l [LaneId]) -> impl Iterator<Item = &'l mut Lane> {
         self.lanes(used)
     }
 }
@@ -513,7 +520,7 @@ mod tests {
         let setup = Setup {
             paths: &Paths::for_test(&Device::emulated(&gpu).unwrap()),
             config: &Config::default(),
-            lanes: &Assigned::new(Doorbell::Auto),
+            lanes: &StreamLanes::new(Doorbell::Auto),
         };
         let mut peer = Peer::new(1);
         let mut names = |number, rank| {

@@ -1,13 +1,14 @@
 //! Posting: a prepared request is posted on the CPU's lane or on its stream. A call that finds no
 //! room is retried here ([`Engine::with_room`]).
 
-use gdsync::gpu::{Lent, WeakStream};
+use gdsync::gpu::{Event, Lent, WeakStream};
 use gdsync::{Status, Stream};
 
 use super::channel::SendChannel;
 use super::config::Full;
 use super::engine::Engine;
 use super::null::NULL_RANK;
+use super::packed::staged;
 use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
@@ -161,8 +162,8 @@ impl Engine {
         if let Some(stream) = common.poster.stream.clone() {
             return self.post_send(state, key, &stream);
         }
-        if let (Some(pieces), Segments::One(staging)) = (&send.packed, &common.segments) {
-            pieces.gather(staging.memory(), 0)?;
+        if let Some((pieces, staging)) = staged(send.packed.as_deref(), common) {
+            pieces.gather(staging, 0)?;
         }
         read_length(common, send)?;
         send.state = SendState::Queued { announced: false };
@@ -184,10 +185,10 @@ impl Engine {
         list.lead_in(channel.lead_in(common.number, !common.large)?);
         list.put(common.puts.iter().flatten().copied());
         let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
-        if let (Some(pieces), Segments::One(staging)) = (&send.packed, &common.segments) {
+        if let Some((pieces, staging)) = staged(send.packed.as_deref(), common) {
             // What is posted behind the gathering then finds room.
             stream.check_room(1 + Lane::submissions(channel.path, behind))?;
-            self.gather_on(stream, POST, pieces, staging.memory())?;
+            self.gather_on(stream, POST, pieces, staging)?;
         }
         let Some(late) = &send.late else {
             list.post(stream, Some(lane))?;
@@ -294,7 +295,7 @@ impl Engine {
         list.wait(requests.result_word(key), 1, flush);
         stream.check_room(2)?;
         list.post(stream, None)?;
-        note_waiter(requests, key, stream)
+        note_waiter(requests, key, stream, stream.record().ok())
     }
 }
 
@@ -343,12 +344,18 @@ fn read_length(common: &mut Common, send: &mut Outgoing) -> Result<()> {
     Ok(())
 }
 
-/// Records that a stream waits for a request; called after the wait is enqueued.
-pub(crate) fn note_waiter(requests: &mut Table, key: RequestKey, stream: &Stream) -> Result<()> {
+/// Records that a stream waits for a request; called after the wait is enqueued. `passed`: the event
+/// behind it.
+pub(super) fn note_waiter(
+    requests: &mut Table,
+    key: RequestKey,
+    stream: &Stream,
+    passed: Option<Event>,
+) -> Result<()> {
     let waiter = Waiter {
         stream: stream.id(),
         order: requests.next_order(),
-        passed: stream.record().ok(),
+        passed,
     };
     known(requests, key)?.waiters.push(waiter);
     Ok(())

@@ -10,7 +10,8 @@ use super::bind::{is_bound, unbind};
 use super::channel::SendChannel;
 use super::engine::Engine;
 use super::null::NULL_RANK;
-use super::peer::Target;
+use super::packed::staged;
+use super::peer::Need;
 use super::post::{POST, unposted};
 use super::receive::{ANY_RANK, advertise, check_ready_order};
 use super::send::{announce, direct, plain, unstamped};
@@ -19,11 +20,9 @@ use super::state::{State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, STAMPS, Stamp};
 use crate::path::{Batch, Path, Put};
-use crate::plan::{At, Lanes, Plan, Refusal};
-use crate::region::{Slice, Strided};
-use crate::request::entry::{
-    Common, Entry, Operation, Outgoing, Poster, ReceiveState, Segments, SendState,
-};
+use crate::plan::{LaneId, PeerLanes, Plan, Refusal};
+use crate::region::{Memory, Strided};
+use crate::request::entry::{Common, Entry, Operation, Outgoing, Poster, ReceiveState, SendState};
 use crate::request::reached::Mark;
 use crate::request::table::{RequestKey, Table};
 use crate::wire::word;
@@ -32,7 +31,7 @@ use crate::wire::word;
 enum Part {
     Wait(Word64, u64),
     Store(Word64, u64),
-    Put(At, Put),
+    Put(LaneId, Put),
 }
 
 /// A request of the call.
@@ -56,7 +55,7 @@ struct Member {
 pub(crate) struct Posts {
     members: Vec<Member>,
     /// All puts, in the order in which they were prepared.
-    made: Vec<(At, Put)>,
+    made: Vec<(LaneId, Put)>,
     front: Vec<Part>,
     /// Waits for ready words, after all that others may wait for.
     ready: Vec<Part>,
@@ -179,7 +178,7 @@ impl Engine {
                 }
                 let entry = known(&mut state.requests, member.key)?;
                 entry.poster.stream = None;
-                let at = At {
+                let at = LaneId {
                     rank: entry.peer,
                     lane: member.lane,
                 };
@@ -209,7 +208,7 @@ impl Engine {
                 let what = "the request is named twice";
                 return Err(Error::new(POST, Kind::Busy, what));
             }
-            let target = Target::of(entry);
+            let need = Need::of(entry);
             let mut lane = match bound {
                 true => entry.poster.lane,
                 false => own,
@@ -217,9 +216,9 @@ impl Engine {
             let (mut alone, numbered) = (false, !matches!(rank, ANY_RANK | NULL_RANK));
             if numbered {
                 if !bound {
-                    lane = state.open_lane(rank, lane, target);
+                    lane = state.open_lane(rank, lane, need);
                 }
-                alone = target != Target::Lanes && self.paths.to(rank) != Path::Nic;
+                alone = need != Need::Lanes && self.paths.to(rank) != Path::Nic;
             }
             let entry = known(&mut state.requests, key)?;
             entry.poster = Poster {
@@ -240,6 +239,7 @@ impl Engine {
         take_back_all(state, posts)
     }
 
+    /// Prepares what a pass concerns of each request.
     fn decide_all(&self, state: &mut State, pass: Pass, posts: &mut Posts) -> Result<()> {
         for at in 0..posts.members.len() {
             let member = &posts.members[at];
@@ -253,14 +253,26 @@ impl Engine {
                     let puts = state.prepare_transfer(key, lane);
                     let puts = puts.map_err(|e| e.of_peer(rank))?.into_iter().flatten();
                     posts.members[at].last = puts.clone().last();
-                    keep(puts, At { rank, lane }, &mut posts.made, &mut posts.front);
+                    keep(
+                        puts,
+                        LaneId { rank, lane },
+                        &mut posts.made,
+                        &mut posts.front,
+                    );
                 }
                 continue;
             }
-            let decided = match (pass, receive) {
-                (Pass::Receives, true) => decide_receive(state, key, posts),
-                (Pass::Receives, false) | (_, true) => Ok(None),
-                (_, false) => self.decide_send(state, pass, at, posts),
+            if receive != (pass == Pass::Receives) || member.last.is_some() {
+                continue;
+            }
+            let decided = match pass {
+                Pass::Receives => decide_receive(state, key, posts),
+                Pass::Whole => self.decide_whole(state, key, posts),
+                Pass::Announced => {
+                    let announced = self.decide_announcement(state, at, posts);
+                    announced.map(|()| None)
+                }
+                Pass::Behind => self.decide_payload(state, key, posts).map(Some),
             };
             if let Some(last) = decided.map_err(|e| e.of_peer(rank))? {
                 posts.members[at].last = Some(last);
@@ -269,79 +281,88 @@ impl Engine {
         Ok(())
     }
 
-    /// Prepares one part of a send, and returns its last put if it is complete.
-    fn decide_send(
+    /// Prepares a send without a kernel, and returns its last put; `None`: it needs a kernel.
+    fn decide_whole(
         &self,
         state: &mut State,
-        pass: Pass,
-        member: usize,
+        key: RequestKey,
         posts: &mut Posts,
     ) -> Result<Option<Put>> {
-        let Member {
-            key, last, behind, ..
-        } = posts.members[member];
-        if last.is_some() {
-            return Ok(None);
-        }
-        let result = state.requests.result_addr(key).0;
         let rank = known(&mut state.requests, key)?.peer;
         if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here()) {
             return Err(peer.error(POST));
         }
         let (common, send, channel, link) = state.outgoing(key)?;
-        let (number, len, large) = (common.number, common.len, common.large);
-        let lane = common.poster.lane;
-        let at = At { rank, lane };
-        let lane = link.lane(lane).ok_or_else(|| no_lane(POST, rank))?;
-        let segments = common.segments.as_slice();
-        let known = match large && send.late.is_none() {
+        let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
+        let known = match common.large && send.late.is_none() {
             true => channel.known_place(number, len),
             false => None,
         };
-        let stamped = (large || send.late.is_some()) && (known.is_none() || behind);
-        match pass {
-            Pass::Receives => Ok(None),
-            Pass::Whole if stamped || send.packed.is_some() => Ok(None),
-            Pass::Whole => {
-                let mut batch = Batch::new(lane);
-                let last = match known {
-                    // The receive is posted, so its slot is free.
-                    Some(place) => direct(&mut batch, channel, number, segments, len, place)?,
-                    None => {
-                        lead_in(channel, number, true, &mut posts.front)?;
-                        plain(&mut batch, channel, number, segments, len)?
-                    }
-                };
-                keep(batch.all(), at, &mut posts.made, &mut posts.front);
-                Ok(Some(last))
-            }
-            Pass::Announced => {
-                self.kernels(POST)?;
-                lead_in(channel, number, !large, &mut posts.front)?;
-                if large {
-                    let mut batch = Batch::new(lane);
-                    announce(&mut batch, channel, number, len)?;
-                    keep(batch.all(), at, &mut posts.made, &mut posts.front);
-                    let (ready, value) = (channel.ready(number), word::threshold(number));
-                    posts.ready.push(Part::Wait(ready.clone(), value));
-                }
-                posts.members[member].behind = true;
-                Ok(None)
-            }
-            Pass::Behind => {
-                let mut batch = Batch::new(lane);
-                if !large && send.late.is_none() {
-                    let last = plain(&mut batch, channel, number, segments, len)?;
-                    keep(batch.all(), at, &mut posts.made, &mut posts.back);
-                    return Ok(Some(last));
-                }
-                channel.make_stamps(&self.paths)?;
-                let last = unstamped(&mut batch, channel, number, large, segments, len)?;
-                keep(batch.all(), at, &mut posts.made, &mut posts.back);
-                self.add_stamp(&batch, common, send, channel, result, &mut posts.stamps)?;
-                Ok(Some(last))
-            }
+        let stamped = (common.large || send.late.is_some()) && known.is_none();
+        if stamped || send.packed.is_some() {
+            return Ok(None);
         }
+        let lane = common.poster.lane;
+        let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
+        let last = match known {
+            // The receive is posted, so its slot is free.
+            Some(place) => direct(&mut batch, channel, number, segments, len, place)?,
+            None => {
+                lead_in(channel, number, true, &mut posts.front)?;
+                plain(&mut batch, channel, number, segments, len)?
+            }
+        };
+        let at = LaneId { rank, lane };
+        keep(batch.all(), at, &mut posts.made, &mut posts.front);
+        Ok(Some(last))
+    }
+
+    /// Prepares what precedes the kernel of a send: what the stream does before the message, and the
+    /// announcement.
+    fn decide_announcement(
+        &self,
+        state: &mut State,
+        member: usize,
+        posts: &mut Posts,
+    ) -> Result<()> {
+        self.kernels(POST)?;
+        let (common, _, channel, link) = state.outgoing(posts.members[member].key)?;
+        let (number, rank, lane) = (common.number, common.peer, common.poster.lane);
+        lead_in(channel, number, !common.large, &mut posts.front)?;
+        if common.large {
+            let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
+            announce(&mut batch, channel, number, common.len)?;
+            let at = LaneId { rank, lane };
+            keep(batch.all(), at, &mut posts.made, &mut posts.front);
+            let (ready, value) = (channel.ready(number), word::threshold(number));
+            posts.ready.push(Part::Wait(ready.clone(), value));
+        }
+        posts.members[member].behind = true;
+        Ok(())
+    }
+
+    /// Prepares the payload of a send behind its kernel, and returns its last put.
+    fn decide_payload(&self, state: &mut State, key: RequestKey, posts: &mut Posts) -> Result<Put> {
+        let result = state.requests.result_addr(key).0;
+        let (common, send, channel, link) = state.outgoing(key)?;
+        let (rank, lane) = (common.peer, common.poster.lane);
+        let (number, len, large) = (common.number, common.len, common.large);
+        let segments = common.segments.as_slice();
+        let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
+        let stamped = large || send.late.is_some();
+        let last = match stamped {
+            true => {
+                channel.make_stamps(&self.paths)?;
+                unstamped(&mut batch, channel, number, large, segments, len)?
+            }
+            false => plain(&mut batch, channel, number, segments, len)?,
+        };
+        let at = LaneId { rank, lane };
+        keep(batch.all(), at, &mut posts.made, &mut posts.back);
+        if stamped {
+            self.add_stamp(&batch, common, send, channel, result, &mut posts.stamps)?;
+        }
+        Ok(last)
     }
 
     /// Adds the parameters of the kernel that completes the puts of a send.
@@ -403,7 +424,7 @@ impl Engine {
     fn complete_all(&self, requests: &Table, stream: &Stream, posts: &Posts) -> Result<()> {
         for member in posts.members.iter().filter(|member| member.behind) {
             if let Some((pieces, staging)) = gathered(requests, member) {
-                self.gather_on(stream, POST, pieces, staging.memory())?;
+                self.gather_on(stream, POST, pieces, staging)?;
             }
         }
         self.stamp_all(stream, &posts.stamps)
@@ -517,12 +538,9 @@ fn is_marked(state: &State, member: &Member) -> bool {
 }
 
 /// The pieces that a kernel gathers, and the memory that it packs them into.
-fn gathered<'r>(requests: &'r Table, member: &Member) -> Option<(&'r Strided, &'r Slice)> {
+fn gathered<'r>(requests: &'r Table, member: &Member) -> Option<(&'r Strided, &'r Memory)> {
     let entry = requests.get(member.key)?;
-    match (&entry.send()?.packed, &entry.segments) {
-        (Some(pieces), Segments::One(staging)) => Some((pieces, staging)),
-        _ => None,
-    }
+    staged(entry.send()?.packed.as_deref(), &entry.common)
 }
 
 fn receives(state: &State, member: &Member) -> bool {
@@ -533,7 +551,12 @@ fn receives(state: &State, member: &Member) -> bool {
 }
 
 /// Appends puts that were prepared together.
-fn keep(puts: impl Iterator<Item = Put>, at: At, made: &mut Vec<(At, Put)>, parts: &mut Vec<Part>) {
+fn keep(
+    puts: impl Iterator<Item = Put>,
+    at: LaneId,
+    made: &mut Vec<(LaneId, Put)>,
+    parts: &mut Vec<Part>,
+) {
     for put in puts {
         made.push((at, put));
         parts.push(Part::Put(at, put));
@@ -570,7 +593,7 @@ fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Resu
     advertise(&mut batch, shared, channel, common, receive)?;
     keep(
         batch.all(),
-        At { rank, lane },
+        LaneId { rank, lane },
         &mut posts.made,
         &mut posts.front,
     );
@@ -601,7 +624,7 @@ fn take_back_all(state: &mut State, posts: &mut Posts) -> Result<()> {
 fn take_back(state: &mut State, key: RequestKey) -> Result<()> {
     let entry = known(&mut state.requests, key)?;
     let (rank, lane) = (entry.peer, entry.poster.lane);
-    if let Some(lane) = state.peers.lane(At { rank, lane }) {
+    if let Some(lane) = state.peers.lane(LaneId { rank, lane }) {
         entry.newest_puts().try_for_each(|put| lane.abort(put))?;
     }
     forget_puts(state, key);

@@ -216,8 +216,8 @@ impl Engine {
         if wait.is_met() || self.holds_an_earlier_wait(state, entry, wait) {
             return false;
         }
-        let (wait, place) = (wait.clone(), entry.segments.as_slice().first().cloned());
-        self.release_signal(state, &wait, place, status);
+        let (wait, slice) = (wait.clone(), entry.segments.as_slice().first().cloned());
+        self.release_signal(state, &wait, slice, status);
         true
     }
 
@@ -227,7 +227,7 @@ impl Engine {
         &self,
         state: &mut State,
         wait: &SignalWait,
-        place: Option<Slice>,
+        slice: Option<Slice>,
         status: Status,
     ) {
         let before = wait.word.load();
@@ -246,8 +246,8 @@ impl Engine {
                 other.state = SignalState::Released(status);
             }
         }
-        if let Some(place) = place {
-            let (word, memory) = (&wait.word, place.memory());
+        if let Some(slice) = slice {
+            let (word, memory) = (&wait.word, slice.memory());
             state.released.note(word, memory, before, wait.value);
         }
         if let Err(e) = wait.release() {

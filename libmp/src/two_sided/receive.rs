@@ -7,7 +7,7 @@ use gdsync::gpu::WeakStream;
 use super::channel::{RecvChannel, WINDOW};
 use super::engine::Engine;
 use super::null::NULL_RANK;
-use super::peer::Target;
+use super::peer::Need;
 use super::post::{POST, lent};
 use super::spec::{RecvOp, Source};
 use super::state::{State, known, no_lane, not_connected};
@@ -15,7 +15,8 @@ use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Link, List, Put, Shared};
 use crate::request::entry::{Common, Entry, Incoming, Operation, Poster, ReceiveState};
-use crate::request::table::RequestKey;
+use crate::request::reached::Mark;
+use crate::request::table::{RequestKey, Table};
 use crate::wire::word::{self, WordKind};
 
 pub(super) const PREPARE: &str = "prepare receive";
@@ -73,8 +74,8 @@ impl Engine {
             Source::Rank(rank) => self
                 .reopening(|| {
                     let (tag, eager) = (spec.tag, !large);
-                    let target = Target::Recv { tag, eager };
-                    let (state, lane) = self.ensure(rank, &spec.on, target)?;
+                    let need = Need::Recv { tag, eager };
+                    let (state, lane) = self.ensure(rank, &spec.on, need)?;
                     let number = |state: &mut State| {
                         self.number_recv(state, rank, lane, make(), receive(), post)
                     };
@@ -113,36 +114,13 @@ impl Engine {
         }
         let peer = state.peers.get_mut(rank).ok_or_else(none)?;
         let eager = !common.large;
-        if !peer.can_post(lane, Target::Recv { tag, eager }) {
+        if !peer.can_post(lane, Need::Recv { tag, eager }) {
             return Err(peer.error(PREPARE));
         }
         let here = peer.is_here();
         let channel = peer.channels.recvs.get_mut(&tag).ok_or_else(none)?;
+        check_room(channel, &state.requests, rank, tag)?;
         let number = channel.numbers.next();
-        let unclaimed = channel.newest(number).is_some_and(|before| {
-            let before = state.requests.get(before).and_then(Entry::receive);
-            before.is_some_and(|before| {
-                matches!(before.state, ReceiveState::Prepared | ReceiveState::Posted)
-            })
-        });
-        let full = |what: String, limit: u64| {
-            let error = Error::new(PREPARE, Kind::QueueFull, what);
-            Err(error.with_rank(rank).with_limit(limit, "receives"))
-        };
-        if unclaimed {
-            let what = format!(
-                "too many receives from rank {rank} under tag {tag} are not waited for; wait for \
-                 the oldest"
-            );
-            return full(what, channel.shape.depth.into());
-        }
-        if channel.is_full() {
-            let what = format!(
-                "too many receives from rank {rank} under tag {tag} wait for their messages; \
-                 retry when messages have arrived"
-            );
-            return full(what, WINDOW);
-        }
         state.requests.reserve(&self.gpu)?;
         channel.refresh_arrival(number);
         common.peer = rank;
@@ -170,8 +148,9 @@ impl Engine {
 
     pub(super) fn post_recv(&self, state: &mut State, key: RequestKey) -> Result<()> {
         let entry = known(&mut state.requests, key)?;
-        if entry.peer == ANY_RANK {
-            let mark = match &entry.poster.stream {
+        let (rank, large, poster) = (entry.peer, entry.large, entry.poster.stream.clone());
+        if rank == ANY_RANK {
+            let mark = match &poster {
                 Some(stream) => {
                     let mark = state.reached.mark_on(stream)?;
                     lent(stream)?;
@@ -179,35 +158,38 @@ impl Engine {
                 }
                 None => None,
             };
-            if let Some(receive) = state.requests.receive_mut(key) {
-                receive.state = ReceiveState::Unmatched;
-                receive.reached = mark;
-            }
+            set_posted(state, key, ReceiveState::Unmatched, mark);
             state.matcher.add(key);
             self.match_any(state);
             return Ok(());
         }
-        let (rank, large, poster) = (entry.peer, entry.large, entry.poster.stream.clone());
         if !large || state.given_up(rank).is_some() {
             // A message that a lost peer left is in its slot.
             let mark = match &poster {
                 Some(stream) => state.reached.mark_receive(stream)?,
                 None => None,
             };
-            if let Some(receive) = state.requests.receive_mut(key) {
-                receive.state = ReceiveState::Posted;
-                receive.reached = mark;
-            }
+            set_posted(state, key, ReceiveState::Posted, mark);
             return Ok(());
         }
-        let mark = match &poster {
+        self.post_ready_word(state, key, poster.as_ref())
+    }
+
+    /// Posts the address and the ready word of a large receive.
+    fn post_ready_word(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        poster: Option<&WeakStream>,
+    ) -> Result<()> {
+        let mark = match poster {
             Some(stream) if state.reached.marks_receives() => Some(state.reached.next(stream)?),
             _ => None,
         };
         let reached = mark.map(|mark| state.reached.word(mark));
         let reached = reached.map(|(word, count)| (word.clone(), count));
         let (common, receive, channel, link) = state.incoming(key)?;
-        let number = common.number;
+        let (rank, number) = (common.peer, common.number);
         check_ready_order(channel, link, number, common.poster.lane)
             .map_err(|e| e.with_rank(rank))?;
         let Some((lane, shared)) = link.lane_and_shared(common.poster.lane) else {
@@ -215,7 +197,7 @@ impl Engine {
         };
         let before = channel.numbers.previous(number);
         let free = channel.is_free(number);
-        match &common.poster.stream {
+        match poster {
             Some(stream) => {
                 let stream = &*lent(stream)?;
                 let mut list = List::<5>::new();
@@ -248,6 +230,43 @@ impl Engine {
         receive.state = ReceiveState::Posted;
         receive.reached = mark;
         Ok(())
+    }
+}
+
+/// Checks that one more receive from `rank` under `tag` has a slot.
+///
+/// # Errors
+/// `QueueFull`, with the limit.
+fn check_room(channel: &mut RecvChannel, requests: &Table, rank: u32, tag: u32) -> Result<()> {
+    let newest = *channel.newest(channel.numbers.next());
+    let before = newest.and_then(|key| requests.get(key)?.receive());
+    let unclaimed = before.is_some_and(|before| {
+        matches!(before.state, ReceiveState::Prepared | ReceiveState::Posted)
+    });
+    let full = |what: String, limit: u64| {
+        let error = Error::new(PREPARE, Kind::QueueFull, what);
+        Err(error.with_rank(rank).with_limit(limit, "receives"))
+    };
+    if unclaimed {
+        let what = format!(
+            "too many receives from rank {rank} under tag {tag} are not waited for; wait for the \
+             oldest"
+        );
+        return full(what, channel.shape.depth.into());
+    }
+    if channel.is_full() {
+        let what = format!(
+            "too many receives from rank {rank} under tag {tag} wait for their messages; retry \
+             when messages have arrived"
+        );
+        return full(what, WINDOW);
+    }
+    Ok(())
+}
+
+fn set_posted(state: &mut State, key: RequestKey, posted: ReceiveState, mark: Option<Mark>) {
+    if let Some(receive) = state.requests.receive_mut(key) {
+        (receive.state, receive.reached) = (posted, mark);
     }
 }
 

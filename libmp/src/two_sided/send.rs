@@ -2,10 +2,10 @@
 
 use gdsync::{Status, Stream};
 
-use super::channel::SendChannel;
+use super::channel::{SendChannel, WINDOW};
 use super::engine::Engine;
 use super::null::NULL_RANK;
-use super::peer::Target;
+use super::peer::Need;
 use super::spec::{SendOp, SizeSource};
 use super::state::{State, not_connected};
 use crate::error::{Error, Kind, Result};
@@ -137,7 +137,7 @@ impl Engine {
     #[inline]
     fn number_and_post(&self, spec: &SendOp<'_>, len: u64, post: bool) -> Result<RequestKey> {
         self.reopening(|| {
-            let (state, lane) = self.ensure(spec.to, &spec.on, self.target(spec.tag, len))?;
+            let (state, lane) = self.ensure(spec.to, &spec.on, self.need(spec.tag, len))?;
             let number = |state: &mut State| self.number_send(state, spec, lane, len, post);
             self.start(Some(state), post, number)
         })
@@ -146,9 +146,9 @@ impl Engine {
 
     /// What a send of so many bytes needs.
     #[inline]
-    fn target(&self, tag: u32, len: u64) -> Target {
+    fn need(&self, tag: u32, len: u64) -> Need {
         let eager = len <= self.config.eager_limit as u64;
-        Target::Send { tag, eager }
+        Need::Send { tag, eager }
     }
 
     /// Numbers a send. The flag in the result says whether it is posted: a short message on a
@@ -166,26 +166,13 @@ impl Engine {
         let rank = spec.to;
         let none = || not_connected(PREPARE, rank);
         let peer = state.peers.get_mut(spec.to).ok_or_else(none)?;
-        if !peer.can_post(lane, self.target(spec.tag, len)) {
+        if !peer.can_post(lane, self.need(spec.tag, len)) {
             return Err(peer.error(PREPARE));
         }
         let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(none)?;
         channel.side.last_use = order;
         channel.side.first_use = channel.side.first_use.min(order);
-        if channel.is_full() {
-            let what = format!(
-                "too many messages to rank {rank} under tag {} are in flight; retry when it has \
-                 received some",
-                spec.tag
-            );
-            return Err(Error::new(PREPARE, Kind::QueueFull, what)
-                .with_rank(rank)
-                .with_limit(super::channel::WINDOW, "messages"));
-        }
-        let number = match on(Mutant::SwappedMatchOrder) {
-            true => channel.numbers.next() ^ 1,
-            false => channel.numbers.next(),
-        };
+        let number = next_number(channel, rank, spec.tag)?;
         let stream = spec.on.stream();
         state.requests.reserve(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
@@ -342,6 +329,25 @@ impl Engine {
         }
         Ok(true)
     }
+}
+
+/// The number of the next send to `rank` under `tag`.
+///
+/// # Errors
+/// `QueueFull`, with the limit.
+fn next_number(channel: &SendChannel, rank: u32, tag: u32) -> Result<u64> {
+    if channel.is_full() {
+        let what = format!(
+            "too many messages to rank {rank} under tag {tag} are in flight; retry when it has \
+             received some"
+        );
+        let error = Error::new(PREPARE, Kind::QueueFull, what).with_rank(rank);
+        return Err(error.with_limit(WINDOW, "messages"));
+    }
+    Ok(match on(Mutant::SwappedMatchOrder) {
+        true => channel.numbers.next() ^ 1,
+        false => channel.numbers.next(),
+    })
 }
 
 /// Prepares a message whose place or length is known only when the stream reaches it. A large

@@ -5,7 +5,7 @@ use gdsync::Status;
 use gdsync::gpu::Region;
 
 use super::engine::Engine;
-use super::peer::{Cause, Peer, Target};
+use super::peer::{Cause, Need, Peer};
 use super::spec::{On, RecvOp, Source};
 use super::state::{State, not_connected};
 use crate::error::{Error, Kind, Result, time};
@@ -120,7 +120,7 @@ impl Engine {
     /// Sends memory to `rank`.
     #[cold]
     fn begin_sharing(&self, rank: u32, keys: &Keys) -> Result<()> {
-        let (mut state, _) = self.ensure(rank, &On::Cpu, Target::Lanes)?;
+        let (mut state, _) = self.ensure(rank, &On::Cpu, Need::Lanes)?;
         self.offer(&mut state, rank, keys)
     }
 

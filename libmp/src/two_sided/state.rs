@@ -14,10 +14,10 @@ use gdsync::{Gpu, Status, Stream};
 use super::agree::AgreementTimer;
 use super::any::Matcher;
 use super::channel::{RecvChannel, SendChannel};
-use super::lanes::Lanes;
+use super::lanes::StreamLanes;
 use super::liveness::GonePoll;
 use super::outbox::Outbox;
-use super::peer::{Peer, Peers, Target};
+use super::peer::{Need, Peer, Peers};
 use super::post_all::Posts;
 use super::ready::ReadyMemory;
 use super::staging::Staging;
@@ -55,7 +55,7 @@ impl Trash {
 pub(crate) struct State {
     pub peers: Peers,
     pub requests: Table,
-    pub lanes: Lanes,
+    pub lanes: StreamLanes,
     pub matcher: Matcher,
     pub reached: Reached,
     pub outbox: Outbox,
@@ -131,7 +131,7 @@ impl State {
         State {
             peers: Peers::new(size),
             requests: Table::new(),
-            lanes: Lanes::new(doorbell),
+            lanes: StreamLanes::new(doorbell),
             matcher: Matcher::default(),
             reached: Reached::new(gpu),
             outbox: Outbox::default(),
@@ -210,10 +210,10 @@ impl State {
 
     /// Lets the streams of `lane`, which cannot be opened, post to `rank` on an open lane of other
     /// streams with the same doorbell.
-    pub fn share_lane(&mut self, rank: u32, lane: u8, target: Target) -> Option<u8> {
+    pub fn share_lane(&mut self, rank: u32, lane: u8, need: Need) -> Option<u8> {
         let peer = self.peers.get_mut(rank)?;
         let mut like = self.lanes.like(lane);
-        let shared = like.find(|other| peer.can_post(*other, target))?;
+        let shared = like.find(|other| peer.can_post(*other, need))?;
         peer.stand_in[usize::from(lane)] = shared;
         Some(shared)
     }
@@ -221,14 +221,14 @@ impl State {
     /// The lane on which the streams of `lane` post to `rank`: another open one if theirs cannot be
     /// used.
     #[inline]
-    pub fn open_lane(&mut self, rank: u32, lane: u8, target: Target) -> u8 {
+    pub fn open_lane(&mut self, rank: u32, lane: u8, need: Need) -> u8 {
         let Some(peer) = self.peers.get(rank) else {
             return lane;
         };
         let own = peer.stand_in[usize::from(lane)];
-        match peer.can_post(own, target) {
+        match peer.can_post(own, need) {
             true => own,
-            false => self.share_lane(rank, lane, target).unwrap_or(own),
+            false => self.share_lane(rank, lane, need).unwrap_or(own),
         }
     }
 

@@ -1,19 +1,21 @@
 //! The background work of an exchange with neighbours: it ends the records of steps, and releases
-//! the streams that wait for a neighbour that was given up.
+//! the streams that wait for a peer that was given up.
 
 use std::sync::Arc;
 
 use gdsync::Status;
 
 use super::engine::Engine;
+use super::peer::Peer;
 use super::state::State;
+use crate::path::Link;
 use crate::request::entry::Entry;
 use crate::request::step::{ExchangeWords, PeerState, parity, reached};
 use crate::request::table::RequestKey;
 
 impl Engine {
-    /// Ends a step when the stream has passed its waits. Releases the waits for neighbours that
-    /// were given up, and finds the neighbour for which the stream waits.
+    /// Ends a step when the stream has passed its waits. Releases the waits for peers that were
+    /// given up, and finds the peer for which the stream waits.
     pub(crate) fn advance_step(&self, state: &mut State, key: RequestKey) -> bool {
         let Some(step) = state.requests.get(key).and_then(Entry::step) else {
             return false;
@@ -23,16 +25,16 @@ impl Engine {
         if passed {
             self.find_failed_puts(state, key, &words, number);
         }
-        for (at, neighbour) in words.peers.iter().enumerate() {
-            if let Some(status) = state.given_up(neighbour.rank)
-                && !neighbour.is_lost(number)
+        for (at, peer) in words.peers.iter().enumerate() {
+            if let Some(status) = state.given_up(peer.rank)
+                && !peer.is_lost(number)
             {
                 let unsent = matches!(state.sent(&words, at, number), Some(false));
                 // Stored before the streams continue.
-                if unsent || state.fails_step(key, neighbour.rank) {
+                if unsent || state.fails_step(key, peer.rank) {
                     self.set_error(status);
                 }
-                words.lose(neighbour, number, unsent);
+                words.lose(peer, number, unsent);
             }
         }
         if passed || self.is_over(state, key, &words) {
@@ -45,16 +47,11 @@ impl Engine {
         let Some(step) = entry.step() else {
             return false;
         };
-        let ready = step
-            .words
-            .peers
-            .iter()
-            .all(|neighbour| reached(&neighbour.ready[parity(number)], number));
+        let mut peers = words.peers.iter();
+        let ready = peers.all(|peer| reached(&peer.ready[parity(number)], number));
         // The stream has passed, or will pass, the waits of the send.
         let order = step.wait.filter(|_| ready).unwrap_or(entry.order);
-        let missing = step
-            .lack()
-            .map(|(neighbour, _)| (neighbour.rank, neighbour.receive));
+        let missing = step.lack().map(|(peer, _)| (peer.rank, peer.receive));
         entry.order = order;
         if let Some((rank, tag)) = missing {
             (entry.peer, entry.tag) = (rank, tag);
@@ -62,23 +59,20 @@ impl Engine {
         false
     }
 
-    /// Ends a step whose waits have ended: with the failure of the first neighbour that was given
-    /// up, or with success.
+    /// Ends a step whose waits have ended: with the failure of the first peer that was given up, or
+    /// with success.
     fn end_step(&self, state: &mut State, key: RequestKey) {
         let step = state.requests.get(key).and_then(Entry::step);
-        let lost = step.and_then(|step| {
-            step.lost()
-                .map(|neighbour| (neighbour.rank, neighbour.receive))
-        });
+        let lost = step.and_then(|step| step.lost().map(|peer| (peer.rank, peer.receive)));
         let State {
             requests, peers, ..
         } = &mut *state;
         if let Some(step) = requests.get(key).and_then(Entry::step) {
-            let here = |neighbour: &&PeerState| !neighbour.is_lost(step.number);
-            for neighbour in step.words.peers.iter().filter(here) {
-                if let Some(peer) = peers.get_mut(neighbour.rank) {
-                    peer.counts.steps += neighbour.count;
-                    peer.counts.exchanged(neighbour.bytes);
+            let here = |peer: &&PeerState| !peer.is_lost(step.number);
+            for peer in step.words.peers.iter().filter(here) {
+                if let Some(Peer { counts, .. }) = peers.get_mut(peer.rank) {
+                    counts.steps += peer.count;
+                    counts.exchanged(peer.bytes);
                 }
             }
         }
@@ -100,7 +94,7 @@ impl Engine {
         self.end_step(state, key);
     }
 
-    /// Gives up neighbours whose put has failed: the failure has released the stream.
+    /// Gives up peers whose put has failed: the failure has released the stream.
     fn find_failed_puts(
         &self,
         state: &mut State,
@@ -108,17 +102,15 @@ impl Engine {
         words: &ExchangeWords,
         number: u64,
     ) {
-        for (at, neighbour) in words.peers.iter().enumerate() {
-            if state.sent(words, at, number) == Some(false)
-                && state.given_up(neighbour.rank).is_none()
-            {
-                let peer = state.peers.get_mut(neighbour.rank);
-                let error = peer.and_then(|peer| peer.link.error());
+        for (at, peer) in words.peers.iter().enumerate() {
+            if state.sent(words, at, number) == Some(false) && state.given_up(peer.rank).is_none() {
+                let link = state.peers.get_mut(peer.rank).map(|peer| &mut peer.link);
+                let error = link.and_then(Link::error);
                 let status = error.unwrap_or(Status::CLOSED);
                 if let Some(entry) = state.requests.get_mut(key) {
-                    (entry.peer, entry.tag) = (neighbour.rank, neighbour.send);
+                    (entry.peer, entry.tag) = (peer.rank, peer.send);
                 }
-                let text = self.status_text(state, neighbour.rank, status);
+                let text = self.status_text(state, peer.rank, status);
                 self.give_up_for(state, key, status, text);
             }
         }
@@ -136,7 +128,7 @@ impl Engine {
 }
 
 impl State {
-    /// Whether the put of a step to a neighbour has ended, and succeeded; `None`: it is in flight.
+    /// Whether the put of a step to a peer has ended, and succeeded; `None`: it is in flight.
     /// Steps before the last count as sent.
     pub fn sent(&mut self, words: &ExchangeWords, at: usize, step: u64) -> Option<bool> {
         let last = words.last();
@@ -162,12 +154,10 @@ impl State {
             return false;
         };
         let (words, number) = (Arc::clone(&step.words), step.number);
-        let of_rank = |neighbour: &PeerState| neighbour.rank == rank;
-        let lacks = |neighbour: &PeerState| of_rank(neighbour) && step.lacks(neighbour).is_some();
-        if words.peers.iter().any(lacks) {
-            return true;
-        }
-        let at = |at: usize| of_rank(&words.peers[at]);
-        (0..words.peers.len()).any(|i| at(i) && self.sent(&words, i, number) != Some(true))
+        let mut peers = words.peers.iter();
+        let Some(at) = peers.position(|peer| peer.rank == rank) else {
+            return false;
+        };
+        step.lacks(&words.peers[at]).is_some() || self.sent(&words, at, number) != Some(true)
     }
 }

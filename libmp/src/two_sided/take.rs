@@ -5,10 +5,11 @@ use gdsync::Status;
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
+use super::packed::staged;
 use super::state::State;
 use crate::error::Result;
 use crate::region::Slice;
-use crate::request::entry::{Common, Incoming, Segments};
+use crate::request::entry::{Common, Incoming};
 use crate::request::table::RequestKey;
 use crate::wire::word::{self, WordKind};
 
@@ -32,10 +33,9 @@ impl Engine {
             self.gpu.flush_remote_writes();
         }
         let taken = take_in(channel, common, receive, w).and_then(|(status, len)| {
-            if let (Status::SUCCESS, Some(pieces)) = (status, &receive.packed)
-                && let Segments::One(staging) = &common.segments
-            {
-                pieces.scatter(staging.memory(), 0, len)?;
+            let packed = staged(receive.packed.as_deref(), common);
+            if let (Status::SUCCESS, Some((pieces, staging))) = (status, packed) {
+                pieces.scatter(staging, 0, len)?;
             }
             Ok((status, len))
         });

@@ -248,6 +248,13 @@ impl Engine {
             }
             None => (format!("the request has not ended{within}"), String::new()),
         };
+        self.with_life(state, entry, &what, &check)
+    }
+
+    /// Adds to what a request waits for what is known of its peer; `check`: what to check if the
+    /// peer is alive.
+    fn with_life(&self, state: &State, entry: &Entry, what: &str, check: &str) -> String {
+        let rank = entry.peer;
         match self.life(state.peers.get(rank), entry.since) {
             Life::Alive => format!("{what}; rank {rank} is alive{check}"),
             Life::Own => format!("{what}; rank {rank} is this rank{check}"),

@@ -18,6 +18,7 @@ use crate::request::table::RequestKey;
 use crate::trace::Facts;
 
 pub(crate) const WAIT: &str = "wait for request";
+pub(super) const WAIT_ON: &str = "wait on stream";
 
 impl Engine {
     /// Advances a request, and returns whether it has ended, or never will because it is not
@@ -150,42 +151,52 @@ impl Engine {
         self.with_room(|| self.try_wait_on(key, stream, std::mem::take(&mut new)))
     }
 
+    /// Finds out whether a stream has to wait for a request: `false` if it has ended with success.
+    ///
+    /// # Errors
+    /// The failure with which it ended; `NoSuchRequest` if it was not posted.
+    pub(super) fn needs_wait(&self, state: &mut State, key: RequestKey) -> Result<bool> {
+        let entry = state.requests.get(key);
+        if entry.is_some_and(|e| e.in_flight().is_some() && e.poster.stream.is_none()) {
+            // It may have ended since the last check.
+            self.advance(state, key);
+        }
+        match state.requests.get(key) {
+            Some(entry) if entry.status().is_none() && !entry.is_prepared() => Ok(true),
+            _ => self.answer(WAIT_ON, state, key).map(|done| done.is_none()),
+        }
+    }
+
     /// `new`: the call was not tried before.
     fn try_wait_on(&self, key: RequestKey, stream: &Stream, new: bool) -> Result<()> {
-        const OPERATION: &str = "wait on stream";
         let mut state = self.lock();
         if new {
             state.count_wait(key);
         }
-        let known = state.requests.get(key);
-        if known.is_some_and(|e| e.in_flight().is_some() && e.poster.stream.is_none()) {
-            // It may have ended since the last check.
-            self.advance(&mut state, key);
-        }
-        let Some(entry) = state.requests.get(key) else {
-            return Err(Error::unknown_request(OPERATION));
-        };
-        let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
-        let in_flight = entry.in_flight().filter(|_| poster.is_some());
-        if in_flight.is_none() {
+        let entry = state.requests.get(key);
+        if !entry.is_some_and(|e| e.in_flight().is_some() && e.poster.stream.is_some()) {
             // The wait for a put checks this itself, before anything is enqueued: a call of the
             // driver less.
-            uncaptured(stream, OPERATION)?;
+            uncaptured(stream, WAIT_ON)?;
         }
-        if entry.is_prepared() {
-            return Err(Error::unposted(OPERATION));
+        if !self.needs_wait(&mut state, key)? {
+            return Ok(());
         }
-        if entry.status().is_some() {
-            return self.answer(OPERATION, &mut state, key).map(drop);
-        }
-        match (&entry.operation, in_flight) {
+        let Some(entry) = state.requests.get(key) else {
+            return Err(Error::unknown_request(WAIT_ON));
+        };
+        let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+        match (
+            &entry.operation,
+            entry.in_flight().filter(|_| poster.is_some()),
+        ) {
             (_, Some(put)) => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);
                 let flush = entry.lands_in_device();
                 let peer = state.peers.get_mut(rank);
                 let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
-                    return Err(no_lane(OPERATION, rank));
+                    return Err(no_lane(WAIT_ON, rank));
                 };
                 // The wait, and the event behind it that shows when the stream has passed.
                 stream.check_room(2)?;
@@ -193,7 +204,7 @@ impl Engine {
                     .map_err(|e| e.of_peer(rank))?;
                 match poster == Some(stream.id()) {
                     true => Ok(()),
-                    false => note_waiter(&mut state.requests, key, stream),
+                    false => note_waiter(&mut state.requests, key, stream, stream.record().ok()),
                 }
             }
             (Operation::Receive(receive), _) if receive.state != ReceiveState::Unmatched => {

@@ -2,34 +2,33 @@
 //! block for each message that it takes in. Messages of several segments and of strided pieces have
 //! kernels of their own. If a part is refused, the stream waits for none of them.
 
+use gdsync::Stream;
 use gdsync::gpu::Word64;
-use gdsync::{Status, Stream};
 
 use super::channel::Run;
-use super::claim::{posted_by_another, unpack};
+use super::claim::{check_peer, posted_by_another, unpack};
 use super::engine::Engine;
-use super::packed::{SCATTERS, arrival, scatter_on};
-use super::peer::Target;
-use super::progress::arrived;
+use super::packed::{SCATTERS, scatter_on, staged};
+use super::peer::Need;
+use super::post::note_waiter;
 use super::receive::ANY_RANK;
 use super::spec::On;
 use super::state::{State, known, no_lane};
+use super::wait::WAIT_ON;
 use crate::error::{Error, Result};
 use crate::kernels::{SEGMENTS, UNPACKS, Unpack};
 use crate::path::{Path, Put, uncaptured};
-use crate::plan::{At, Lanes, Plan};
-use crate::request::entry::{Entry, Operation, ReceiveState, Segments, Waiter};
+use crate::plan::{LaneId, PeerLanes, Plan};
+use crate::request::entry::{Entry, Operation, ReceiveState};
 use crate::request::table::{RequestKey, Table};
-use crate::wire::word::{self, WordKind};
-
-const WAIT: &str = "wait on stream";
+use crate::wire::word;
 
 /// What a stream waits for, and does behind the waits. The buffers are kept from call to call.
 #[derive(Default)]
 pub(crate) struct Waits {
     /// Words, with the values that they reach; `true`: a flush follows.
     words: Vec<(Word64, u64, bool)>,
-    puts: Vec<(At, Put, bool)>,
+    puts: Vec<(LaneId, Put, bool)>,
     claims: Vec<Claim>,
     /// Requests that another poster ends.
     noted: Vec<RequestKey>,
@@ -47,12 +46,20 @@ impl Waits {
         self.before.clear();
         self.runs.clear();
     }
+
+    /// Adds a wait for the result word of a request.
+    fn add_result(&mut self, requests: &Table, key: RequestKey, flush: bool) -> Result<()> {
+        let word = requests.result_word(key).clone();
+        self.words.push((word, 1, flush));
+        self.noted.push(key);
+        Ok(())
+    }
 }
 
 /// The channel of a receive that a stream takes in, and its number.
 #[derive(Clone, Copy)]
 struct Claimed {
-    at: At,
+    at: LaneId,
     tag: u32,
     number: u64,
 }
@@ -61,9 +68,8 @@ struct Claimed {
 struct Claim {
     key: RequestKey,
     of: Claimed,
-    /// The word that acknowledges the message, and the word of its arrival.
+    /// The word that acknowledges the message.
     taken: Word64,
-    word: Word64,
     params: Unpack<SEGMENTS>,
     /// Submissions that scatter it, at most.
     scatters: u32,
@@ -86,7 +92,7 @@ impl Engine {
         if keys.len() == 1 {
             return keys.clone().try_for_each(|key| self.wait_on(key, stream));
         }
-        uncaptured(stream, WAIT)?;
+        uncaptured(stream, WAIT_ON)?;
         let on = On::Stream(stream, None);
         keys.clone().try_for_each(|key| self.open_for(key, &on))?;
         self.with_room(|| {
@@ -111,11 +117,11 @@ impl Engine {
         };
         let lane = self.lane_of(&mut state, on);
         let peer = state.peers.get(rank);
-        if peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Target::Lanes)) {
+        if peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Need::Lanes)) {
             return Ok(());
         }
         drop(state);
-        let opened = self.ensure(rank, on, Target::Lanes);
+        let opened = self.ensure(rank, on, Need::Lanes);
         opened.map(drop).map_err(|e| e.of_peer(rank))
     }
 
@@ -158,15 +164,8 @@ impl Engine {
             return Ok(());
         }
         let passed = stream.record().ok();
-        for key in &waits.noted {
-            let waiter = Waiter {
-                stream: stream.id(),
-                order: state.requests.next_order(),
-                passed: passed.clone(),
-            };
-            known(&mut state.requests, *key)?.waiters.push(waiter);
-        }
-        Ok(())
+        let mut noted = waits.noted.iter();
+        noted.try_for_each(|key| note_waiter(&mut state.requests, *key, stream, passed.clone()))
     }
 
     /// Decides what a stream does to wait for a request.
@@ -177,31 +176,23 @@ impl Engine {
         stream: &Stream,
         waits: &mut Waits,
     ) -> Result<()> {
-        let known = state.requests.get(key);
-        if known.is_some_and(|e| e.in_flight().is_some() && e.poster.stream.is_none()) {
-            // It may have ended since the last check.
-            self.advance(state, key);
+        if !self.needs_wait(state, key)? {
+            return Ok(());
         }
         let Some(entry) = state.requests.get(key) else {
-            return Err(Error::unknown_request(WAIT));
+            return Err(Error::unknown_request(WAIT_ON));
         };
-        if entry.is_prepared() {
-            return Err(Error::unposted(WAIT));
-        }
-        if entry.status().is_some() {
-            return self.answer(WAIT, state, key).map(drop);
-        }
         let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
         let flush = entry.lands_in_device();
         match (&entry.operation, entry.in_flight()) {
             (_, Some(put)) if poster.is_some() => {
-                let at = At {
+                let at = LaneId {
                     rank: entry.peer,
                     lane: entry.poster.lane,
                 };
                 let peer = state.peers.get_mut(at.rank);
                 let Some(lane) = peer.and_then(|peer| peer.link.lane(at.lane)) else {
-                    return Err(no_lane(WAIT, at.rank));
+                    return Err(no_lane(WAIT_ON, at.rank));
                 };
                 match lane.done_word(put) {
                     Some((word, value)) => waits.words.push((word.clone(), value, flush)),
@@ -217,24 +208,10 @@ impl Engine {
                 ReceiveState::Posted => self.decide_claim(state, key, stream, waits),
                 // Its kernel is before this call's waits, or in this call.
                 ReceiveState::Claimed(own) if own == stream.id() => Ok(()),
-                _ => self.decide_result(state, key, flush, waits),
+                _ => waits.add_result(&state.requests, key, flush),
             },
-            _ => self.decide_result(state, key, flush, waits),
+            _ => waits.add_result(&state.requests, key, flush),
         }
-    }
-
-    /// Decides to wait for the result word of a request.
-    fn decide_result(
-        &self,
-        state: &State,
-        key: RequestKey,
-        flush: bool,
-        waits: &mut Waits,
-    ) -> Result<()> {
-        let word = state.requests.result_word(key).clone();
-        waits.words.push((word, 1, flush));
-        waits.noted.push(key);
-        Ok(())
     }
 
     /// Decides how a stream takes a message in.
@@ -245,25 +222,19 @@ impl Engine {
         stream: &Stream,
         waits: &mut Waits,
     ) -> Result<()> {
-        self.kernels(WAIT)?;
+        self.kernels(WAIT_ON)?;
         let result = state.requests.result_addr(key).0;
         let rank = known(&mut state.requests, key)?.peer;
-        if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here())
-            && !arrived(state, key)
-        {
-            let e = peer.error(WAIT);
-            state.return_fault(key);
-            return Err(e.of_peer(rank));
-        }
+        check_peer(state, key).map_err(|e| e.of_peer(rank))?;
         let own = self.lane_of(state, &On::Stream(stream, None));
-        let lane = state.open_lane(rank, own, Target::Lanes);
+        let lane = state.open_lane(rank, own, Need::Lanes);
         waits.words.extend(
             posted_by_another(state, key, stream)?.map(|(word, count)| (word, count, false)),
         );
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
         let of = Claimed {
-            at: At { rank, lane },
+            at: LaneId { rank, lane },
             tag: common.tag,
             number,
         };
@@ -278,11 +249,7 @@ impl Engine {
                 false => channel.credit_on(stream, lane, run)?,
             }
         }
-        let packed = match (&receive.packed, &common.segments) {
-            (Some(pieces), Segments::One(staging)) => Some(arrival(pieces, staging.memory())),
-            _ => None,
-        };
-        let ends = [packed.unwrap_or(result), self.error.addr().0];
+        let words = self.result_words(common, receive, result);
         let word = channel.word(number, common.large);
         let flush = receive.lands_in_device(common);
         waits
@@ -292,8 +259,7 @@ impl Engine {
             key,
             of,
             taken: channel.taken(number).clone(),
-            word: word.clone(),
-            params: unpack(channel, common, receive, ends, false),
+            params: unpack(channel, common, receive, words, false),
             scatters: receive.packed.as_ref().map_or(0, |_| SCATTERS),
         });
         // A second wait for the same request finds it claimed.
@@ -332,14 +298,16 @@ impl Engine {
             return Ok(());
         };
         if refusal.torn {
-            self.fail_claims(state, waits, &refusal.error);
+            for claim in &waits.claims {
+                self.fail_claim(state, claim.key, &refusal.error);
+            }
         }
         Err(refusal.error)
     }
 
     /// Launches the kernels that take messages in.
     fn take_all_in(&self, requests: &Table, stream: &Stream, waits: &Waits) -> Result<()> {
-        let kernels = self.kernels(WAIT)?;
+        let kernels = self.kernels(WAIT_ON)?;
         let short = waits.claims.iter().filter(|claim| claim.is_short());
         // SAFETY: words and payload belong to the channel and the table, which the state keeps; the
         // entry keeps the segments until the kernel has stored its result.
@@ -349,32 +317,16 @@ impl Engine {
                 // SAFETY: as above.
                 unsafe { kernels.unpack(stream, &claim.params, None)? };
             }
-            let entry = requests.get(claim.key);
-            let packed = entry.and_then(|entry| Some((entry.receive()?.packed.as_ref()?, entry)));
-            if let Some((pieces, entry)) = packed
-                && let Segments::One(staging) = &entry.segments
-            {
+            let packed = requests.get(claim.key).and_then(|entry| {
+                let pieces = entry.receive()?.packed.as_deref();
+                staged(pieces, &entry.common)
+            });
+            if let Some((pieces, staging)) = packed {
                 let result = requests.result_addr(claim.key).0;
-                scatter_on(kernels, stream, pieces, staging.memory(), result)?;
+                scatter_on(kernels, stream, pieces, staging, result)?;
             }
         }
         Ok(())
-    }
-
-    /// Releases the stream that waits for messages that no kernel would take in, and ends their
-    /// receives.
-    #[cold]
-    fn fail_claims(&self, state: &mut State, waits: &Waits, e: &Error) {
-        for claim in &waits.claims {
-            let number = claim.of.number;
-            let failed = word::word(number, WordKind::Failed, u64::from(Status::CLOSED.0));
-            // Pinned memory, which the CPU reaches: it cannot fail.
-            if claim.word.load().is_ok_and(|w| !word::reached(w, number)) {
-                let _ = claim.word.store(failed);
-            }
-            let _ = claim.taken.store(failed);
-            self.fail_partly_posted(state, claim.key, e);
-        }
     }
 
     /// Returns the credits that are due, in one submission.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use gdsync::Stream;
 use gdsync::gpu::Condition;
 
+use super::op::{Access, WindowOp};
 use super::signal::Awaited;
 use super::targets::Targets;
-use super::transfer::{Access, Op};
 use crate::error::{Error, Kind, Result, time};
 use crate::mutant::{self, Mutant};
 use crate::path::Word;
@@ -81,7 +81,7 @@ impl Engine {
             true => sent.number,
             false => number,
         };
-        let op = Op {
+        let op = WindowOp {
             rank,
             offset: u64::from(self.rank) * WORD as u64,
             access: Access::Signal { value },

@@ -216,14 +216,14 @@ impl Engine {
             return Ok(());
         }
         let Awaited {
-            word: place,
+            word,
             condition,
             value,
             flush,
             ..
         } = awaited;
         let mut list = List::<2>::new();
-        list.wait_until(place, *condition, *value, *flush);
+        list.wait_until(word, *condition, *value, *flush);
         let Some(from) = awaited.from else {
             return self.with_room(|| list.post(stream, None));
         };
@@ -233,12 +233,12 @@ impl Engine {
             self.sweep_if_crowded(state);
             state.peers.make(from);
             if let Some(e) = awaited.lost(state)
-                && !awaited.holds(state.released.signal(place, place.load()?))
+                && !awaited.holds(state.released.signal(word, word.load()?))
             {
                 return Err(e);
             }
             state.requests.reserve(&self.gpu)?;
-            let len = u64::from(place.bits() / 8);
+            let len = u64::from(word.bits() / 8);
             let common = Common {
                 number: awaited.memory.offset() as u64,
                 poster: Poster {
@@ -252,7 +252,7 @@ impl Engine {
             };
             let operation = Operation::Signal(SignalWait {
                 action: awaited.action,
-                word: place.clone(),
+                word: word.clone(),
                 condition: *condition,
                 value: *value,
                 state: SignalState::Waiting,
@@ -260,7 +260,7 @@ impl Engine {
             let key = state.requests.put(Entry { common, operation });
             let passed = word::result(gdsync::Status::SUCCESS, len);
             let mut list = List::<2>::new();
-            list.wait_until(place, *condition, *value, *flush || state.device_windows);
+            list.wait_until(word, *condition, *value, *flush || state.device_windows);
             list.store(state.requests.result_word(key), passed);
             let posted = stream.check_room(2).map_err(Error::from);
             let posted = posted.and_then(|()| list.post(stream, None));

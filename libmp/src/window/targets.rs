@@ -89,17 +89,17 @@ impl Targets {
     /// Adds the memory of `rank`.
     pub fn add(&self, paths: &Paths, rank: u32, block: &[Record]) -> Result<()> {
         const OPERATION: &str = "attach window";
-        let place = self.place(OPERATION, rank)?;
+        let cell = self.cell(OPERATION, rank)?;
         let remote = Remote::any(paths.one_sided_to(rank), block).map_err(|e| e.with_rank(rank))?;
         let lanes = UsedLanes::default();
         let target = Target { remote, lanes };
-        place.set(target).map_err(|_| {
+        cell.set(target).map_err(|_| {
             let what = format!("the window has memory of rank {rank} already; attach it once");
             Error::new(OPERATION, Kind::Busy, what).with_rank(rank)
         })
     }
 
-    fn place(&self, operation: &'static str, rank: u32) -> Result<&OnceLock<Target>> {
+    fn cell(&self, operation: &'static str, rank: u32) -> Result<&OnceLock<Target>> {
         self.targets.get(rank as usize).ok_or_else(|| {
             let size = self.targets.len() as u32;
             Error::outside_job(operation, rank, size)
@@ -111,7 +111,7 @@ impl Targets {
     /// # Errors
     /// `Invalid` for a rank outside the job or whose memory is not known.
     pub fn of(&self, operation: &'static str, rank: u32) -> Result<&Target> {
-        self.place(operation, rank)?.get().ok_or_else(|| {
+        self.cell(operation, rank)?.get().ok_or_else(|| {
             let what =
                 format!("the window has no memory of rank {rank}; add it with Window::attach");
             Error::new(operation, Kind::Invalid, what).with_rank(rank)

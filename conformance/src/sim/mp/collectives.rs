@@ -11,9 +11,8 @@ use gds_sim::{SimError, SimReport};
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
 use mp::{Collectives, Kind, Memory, Op};
-use vmlx5::fabric::faults::Faults;
 
-use super::job::{Job, Member, Settings, disorder, process};
+use super::job::{Job, Member, Settings, Wire, process};
 use crate::sim::world::{LIMIT, Pause, Rank, play};
 
 /// Greatest number of elements of a contribution.
@@ -130,16 +129,8 @@ struct Loss {
 ///
 /// # Errors
 /// The first deviation from the program, with the seed.
-pub fn run(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, Faults::default(), false)
-}
-
-/// As [`run`], with WRITEs that become visible out of order.
-///
-/// # Errors
-/// As [`run`].
-pub fn run_in_disorder(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, disorder(seed), false)
+pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
+    run_on(seed, wire, false)
 }
 
 /// As [`run`], with a rank that is lost.
@@ -147,10 +138,10 @@ pub fn run_in_disorder(seed: u64) -> Result<SimReport, SimError> {
 /// # Errors
 /// As [`run`].
 pub fn run_with_loss(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, Faults::default(), true)
+    run_on(seed, Wire::InOrder, true)
 }
 
-fn run_on(seed: u64, faults: Faults, loses: bool) -> Result<SimReport, SimError> {
+fn run_on(seed: u64, wire: Wire, loses: bool) -> Result<SimReport, SimError> {
     let mut rng = Rng::with_seed(seed);
     let mut settings = Settings::draw(&mut rng);
     let ranks = rng.u32(1 + 2 * u32::from(loses)..=5);
@@ -173,7 +164,7 @@ fn run_on(seed: u64, faults: Faults, loses: bool) -> Result<SimReport, SimError>
         .map(|_| Call::draw(&mut rng, ranks, objects))
         .collect();
     let start = settings.start;
-    let job = Job::new(seed, ranks, settings).on_a_wire(faults);
+    let job = Job::new(seed, ranks, settings).on_a_wire(wire.faults(seed));
     let report = play(seed, ranks as usize, move |rank| {
         let member = job.join(&rank);
         rank.pauses(&pauses, &process(&rank, &member.devices));

@@ -10,9 +10,7 @@ use halo2d::grid::{Grid, Size};
 use halo2d::serial::{self, Field};
 use halo2d::{Config, Model};
 
-use vmlx5::fabric::faults::Faults;
-
-use super::job::{Job, Settings, disorder};
+use super::job::{Job, Settings, Wire};
 use crate::sim::world::{LIMIT, play};
 
 /// The stencil, the ranks and the settings of a case.
@@ -78,26 +76,14 @@ impl Case {
 ///
 /// # Errors
 /// A cell that differs from the serial run, or any other failure, with the seed.
-pub fn run(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, Faults::default())
-}
-
-/// As [`run`], with WRITEs that become visible out of order.
-///
-/// # Errors
-/// As [`run`].
-pub fn run_in_disorder(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, disorder(seed))
-}
-
-fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
+pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
     let mut rng = Rng::with_seed(seed);
     let grid = Grid {
         columns: rng.u32(1..=3),
         rows: rng.u32(1..=2),
     };
     let case = Rc::new(Case::draw(&mut rng, grid));
-    let job = Job::new(seed, case.ranks(), case.settings.clone()).on_a_wire(faults);
+    let job = Job::new(seed, case.ranks(), case.settings.clone()).on_a_wire(wire.faults(seed));
     let (together, expected) = (rng.bool(), case.checksum());
     play(seed, case.ranks() as usize, move |rank| {
         let member = job.join(&rank);

@@ -139,17 +139,30 @@ impl Bootstrap for Launcher {
     }
 }
 
-/// WRITEs that become visible out of order; with every fourth seed the wire also loses and
-/// duplicates frames.
-pub fn disorder(seed: u64) -> Faults {
-    let mut rng = Rng::with_seed(seed ^ 0xd150_d3e5);
-    let bad = rng.u8(0..4) == 0;
-    Faults {
-        seed,
-        ooo: [0.1, 0.5, 0.9][rng.usize(0..3)],
-        loss: if bad { 0.002 } else { 0.0 },
-        dup: if bad { 0.02 } else { 0.0 },
-        ..Faults::default()
+/// How WRITEs become visible at another rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// In order.
+    InOrder,
+    /// Out of order; with every fourth seed frames are also lost and duplicated.
+    OutOfOrder,
+}
+
+impl Wire {
+    /// The faults of the wire of `seed`.
+    pub fn faults(self, seed: u64) -> Faults {
+        if self == Wire::InOrder {
+            return Faults::default();
+        }
+        let mut rng = Rng::with_seed(seed ^ 0xd150_d3e5);
+        let bad = rng.u8(0..4) == 0;
+        Faults {
+            seed,
+            ooo: [0.1, 0.5, 0.9][rng.usize(0..3)],
+            loss: if bad { 0.002 } else { 0.0 },
+            dup: if bad { 0.02 } else { 0.0 },
+            ..Faults::default()
+        }
     }
 }
 

@@ -11,9 +11,8 @@ use std::time::Duration;
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::rdma::{Doorbell, Lowering};
-use vmlx5::fabric::faults::Faults;
 
-use super::job::{Job, Settings, disorder, process};
+use super::job::{Job, Settings, Wire, process};
 use crate::mp::memory::BufferKind;
 use crate::mp::rank;
 use crate::mp::setup::{Form, Poster, Reach, Setup, Size, Waiter};
@@ -24,19 +23,7 @@ use crate::sim::world::{Pause, play};
 ///
 /// # Errors
 /// The first deviation from the program, with the seed.
-pub fn run(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, Faults::default())
-}
-
-/// As [`run`], with WRITEs that become visible out of order.
-///
-/// # Errors
-/// As [`run`].
-pub fn run_in_disorder(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, disorder(seed))
-}
-
-fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
+pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
     let mut rng = Rng::with_seed(seed);
     let settings = Settings::draw(&mut rng);
     let setup = Rc::new(draw(&mut rng, &settings));
@@ -52,7 +39,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
         true => rng.u64(0..1 << 22),
         false => 0,
     });
-    let job = Job::new(seed, setup.ranks, settings).on_a_wire(faults);
+    let job = Job::new(seed, setup.ranks, settings).on_a_wire(wire.faults(seed));
     play(seed, setup.ranks as usize, move |rank| {
         let member = job.join(&rank);
         rank.pauses(&pauses, &process(&rank, &member.devices));

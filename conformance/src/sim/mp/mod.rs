@@ -10,7 +10,7 @@
 //! - [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`]
 //!   that ready words which two queue pairs write keep their order.
 //!
-//! `job` and `death` are the common base.
+//! `job` and `death` are the common base. Scenarios with a [`Wire`] also run with WRITEs out of order.
 
 pub mod agree;
 pub mod collectives;
@@ -26,3 +26,5 @@ pub mod offload;
 pub mod particles;
 pub mod survivors;
 pub mod windows;
+
+pub use job::Wire;

@@ -7,10 +7,9 @@ use std::rc::Rc;
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use particles::{Config, Grid};
-use vmlx5::fabric::faults::Faults;
 
 use super::death;
-use super::job::{Job, Settings, disorder};
+use super::job::{Job, Settings, Wire};
 use crate::sim::world::{LIMIT, play};
 
 /// Draws a run on one of these grids.
@@ -50,24 +49,12 @@ fn ranks(config: &Config) -> u32 {
 ///
 /// # Errors
 /// A particle that differs from the serial run, or any other failure, with the seed.
-pub fn run(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, Faults::default())
-}
-
-/// As [`run`], with WRITEs that become visible out of order.
-///
-/// # Errors
-/// As [`run`].
-pub fn run_in_disorder(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, disorder(seed))
-}
-
-fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
+pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
     let mut rng = Rng::with_seed(seed);
     let grids = [[1, 1, 1], [2, 1, 1], [1, 1, 2], [1, 3, 1], [2, 2, 1]];
     let config = Rc::new(draw(&mut rng, &grids));
     let ranks = ranks(&config);
-    let job = Job::new(seed, ranks, settings(&mut rng)).on_a_wire(faults);
+    let job = Job::new(seed, ranks, settings(&mut rng)).on_a_wire(wire.faults(seed));
     play(seed, ranks as usize, move |rank| {
         let member = job.join(&rank);
         let outcome = particles::run(&member.ctx, &config).unwrap_or_else(|e| panic!("{e:?}"));

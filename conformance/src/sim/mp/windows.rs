@@ -13,9 +13,8 @@ use gds_sim::{SimError, SimReport};
 use gdsync::Stream;
 use gdsync::gpu::{Condition, MemoryKind};
 use mp::{Memory, Request, Window};
-use vmlx5::fabric::faults::Faults;
 
-use super::job::{Job, Settings, disorder, process};
+use super::job::{Job, Settings, Wire, process};
 use crate::sim::world::{LIMIT, Pause, Rank, play};
 
 /// Length in bytes of the part of a window that one rank puts to.
@@ -116,25 +115,13 @@ fn apply(puts: &[Put], part: &mut [u8]) {
 ///
 /// # Errors
 /// The first deviation from the program, with the seed.
-pub fn run(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, Faults::default())
-}
-
-/// As [`run`], with WRITEs that become visible out of order.
-///
-/// # Errors
-/// As [`run`].
-pub fn run_in_disorder(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, disorder(seed))
-}
-
-fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
+pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
     let mut rng = Rng::with_seed(seed);
     let settings = Settings::draw(&mut rng);
     let program = Rc::new(Program::draw(seed, &mut rng));
     let ranks = program.ranks;
     let pauses = Pause::draw_some(&mut rng, ranks);
-    let job = Job::new(seed, ranks as u32, settings).on_a_wire(faults);
+    let job = Job::new(seed, ranks as u32, settings).on_a_wire(wire.faults(seed));
     play(seed, ranks, move |rank| {
         let member = job.join(&rank);
         rank.pauses(&pauses, &process(&rank, &member.devices));

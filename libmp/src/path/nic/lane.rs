@@ -182,8 +182,8 @@ impl Lane {
             return self.prepare(&Work::write(&[first], to.0));
         }
         let mut list: [Sge<'_>; MOST_PIECES] = [first; MOST_PIECES];
-        for (place, piece) in list[1..].iter_mut().zip(pieces) {
-            *place = piece.0;
+        for (entry, piece) in list[1..].iter_mut().zip(pieces) {
+            *entry = piece.0;
         }
         self.prepare(&Work::write(&list[..count], to.0))
     }

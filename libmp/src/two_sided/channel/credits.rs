@@ -41,7 +41,7 @@ impl Credits {
             Some(run) if run.lane == lane && run.stream == stream && run.to == number => {
                 run.to += 1;
             }
-            place => self.stale.extend(place.replace(new)),
+            run => self.stale.extend(run.replace(new)),
         }
         let full = |run: &mut Run| run.to - run.from >= most.into();
         let run = self.run.take_if(full)?;

@@ -142,12 +142,12 @@ impl<S> Channel<S> {
 }
 
 /// Sets memory that the peer has named.
-fn adopt(place: &mut Option<Remote>, memory: Remote) -> Result<()> {
-    if place.is_some_and(|known| known != memory) {
+fn adopt(known: &mut Option<Remote>, memory: Remote) -> Result<()> {
+    if known.is_some_and(|known| known != memory) {
         let what = "the peer announced one channel twice, with different memory";
         return Err(Error::new("open channel", Kind::Protocol, what));
     }
-    *place = Some(memory);
+    *known = Some(memory);
     Ok(())
 }
 

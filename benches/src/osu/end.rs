@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use gdsync::gpu::{Condition, Stream};
 use mp::{Context, Memory, Request, Slice, Window};
 
-use super::ways::{Common, Way};
+use super::options::{Common, Way};
 use crate::context;
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::Bell;
@@ -29,7 +29,7 @@ const GUARD: usize = 64;
 
 /// An end of a pair of ranks. Each rank's memory has a payload to send, a payload to receive, a
 /// signal of each rank, and an answer to send and one to receive.
-pub struct Ends<'e> {
+pub struct End<'e> {
     rank: &'e Rank,
     endpoint: &'e Endpoint,
     context: Context,
@@ -45,14 +45,14 @@ pub struct Ends<'e> {
     size: usize,
 }
 
-impl<'e> Ends<'e> {
+impl<'e> End<'e> {
     /// The end of a rank. All ranks of the job call it.
     pub fn new(
         rank: &'e Rank,
         endpoint: &'e Endpoint,
         common: &Common,
         window: u64,
-    ) -> Result<Ends<'e>> {
+    ) -> Result<End<'e>> {
         let (setup, queue) = (&common.setup, context::QUEUE);
         let builder = context::builder(endpoint, setup, rank.bootstrap()?, queue, rank.left());
         // Room for the receives of a window.
@@ -62,7 +62,7 @@ impl<'e> Ends<'e> {
         let ranks = context.size() as usize;
         let all = 2 * most + 8 * ranks + 2 * ANSWER_BYTES;
         let memory = context.alloc(setup.memory(&endpoint.gpu), all)?;
-        Ok(Ends {
+        Ok(End {
             window: context.window(&memory)?,
             bell: Bell::new(&endpoint.gpu)?,
             signals: vec![[0; 2]; ranks],
@@ -78,7 +78,7 @@ impl<'e> Ends<'e> {
     }
 
     /// Sets the other rank of the pair.
-    pub fn meet_peer(&mut self, peer: u32) {
+    pub fn set_peer(&mut self, peer: u32) {
         self.peer = peer;
     }
 

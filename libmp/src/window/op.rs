@@ -17,7 +17,7 @@ use crate::request::table::RequestKey;
 use crate::request::transfer::{Transfer, TransferState, UsedLanes, Work};
 use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{NULL_RANK, On, State, Target as Open, not_connected};
+use crate::two_sided::{NULL_RANK, Need, On, State, not_connected};
 
 /// What an operation does with the memory of a rank.
 #[derive(Clone, Copy)]
@@ -55,17 +55,17 @@ impl<'a> Access<'a> {
 
 /// An operation on the memory of a rank, as the application gives it.
 #[derive(Clone, Copy)]
-pub(crate) struct Op<'a> {
+pub(crate) struct WindowOp<'a> {
     pub rank: u32,
     pub offset: u64,
     pub access: Access<'a>,
     pub on: On<'a>,
 }
 
-impl<'a> Op<'a> {
+impl<'a> WindowOp<'a> {
     /// An operation at byte `offset` of the window of `rank`.
-    pub fn new(rank: u32, offset: usize, access: Access<'a>, on: On<'a>) -> Op<'a> {
-        Op {
+    pub fn new(rank: u32, offset: usize, access: Access<'a>, on: On<'a>) -> WindowOp<'a> {
+        WindowOp {
             rank,
             offset: offset as u64,
             access,
@@ -207,7 +207,7 @@ impl<'a> Op<'a> {
             return Err(Error::new(operation, Kind::Unsupported, what));
         }
         let is_word = matches!(self.access, Access::Signal { .. } | Access::Atomic { .. });
-        let place = target.span(operation, self.rank, (self.offset, len), is_word)?;
+        let span = target.span(operation, self.rank, (self.offset, len), is_word)?;
         Ok(match self.access {
             Access::Put { signal, .. } => {
                 let word = |(offset, value)| -> Result<_> {
@@ -215,20 +215,17 @@ impl<'a> Op<'a> {
                     Ok((at, value))
                 };
                 Work::Put {
-                    to: place,
+                    to: span,
                     signal: signal.map(word).transpose()?,
                 }
             }
             Access::PutNbi { .. } | Access::Inline { .. } => Work::Put {
-                to: place,
+                to: span,
                 signal: None,
             },
-            Access::Get { .. } | Access::Quiet { .. } => Work::Get { from: place },
-            Access::Signal { value } => Work::Signal { to: place, value },
-            Access::Atomic { atomic, .. } => Work::Atomic {
-                word: place,
-                atomic,
-            },
+            Access::Get { .. } | Access::Quiet { .. } => Work::Get { from: span },
+            Access::Signal { value } => Work::Signal { to: span, value },
+            Access::Atomic { atomic, .. } => Work::Atomic { word: span, atomic },
         })
     }
 
@@ -263,7 +260,7 @@ impl<'a> Op<'a> {
     ) -> Result<Option<Put>> {
         let none = || not_connected(self.name(), self.rank);
         let peer = state.peers.get_mut(self.rank).ok_or_else(none)?;
-        if !peer.can_post(lane, Open::Lanes) {
+        if !peer.can_post(lane, Need::Lanes) {
             return Err(peer.error(self.name()));
         }
         let (ends, stream) = (peer.link.lane(lane).ok_or_else(none)?, self.on.stream());
@@ -314,7 +311,7 @@ fn post_batch<const N: usize>(
 
 impl Engine {
     /// Posts an operation on the memory of a rank. Returns its request, whose handle is held.
-    pub fn transfer(&self, window: &Targets, op: &Op<'_>) -> Result<RequestKey> {
+    pub fn transfer(&self, window: &Targets, op: &WindowOp<'_>) -> Result<RequestKey> {
         let operation = op.name();
         op.check(self)?;
         if op.rank == NULL_RANK {
@@ -322,7 +319,7 @@ impl Engine {
         }
         let target = window.of(operation, op.rank)?;
         let work = op.work(self, target)?;
-        let (guard, lane) = self.ensure(op.rank, &op.on, Open::Lanes)?;
+        let (guard, lane) = self.ensure(op.rank, &op.on, Need::Lanes)?;
         let mut locked = Some(guard);
         let posted = self.with_room(|| {
             let mut guard = locked.take().unwrap_or_else(|| self.lock());
@@ -348,14 +345,14 @@ impl Engine {
     }
 
     /// Posts a put without a request: the queue pair keeps its memory until it is complete.
-    pub fn put_nbi(&self, window: &Targets, op: &Op<'_>) -> Result<()> {
+    pub fn put_nbi(&self, window: &Targets, op: &WindowOp<'_>) -> Result<()> {
         op.check(self)?;
         if op.rank == NULL_RANK {
             return Ok(());
         }
         let target = window.of(op.name(), op.rank)?;
         let work = op.work(self, target)?;
-        let (guard, lane) = self.ensure(op.rank, &op.on, Open::Lanes)?;
+        let (guard, lane) = self.ensure(op.rank, &op.on, Need::Lanes)?;
         let mut locked = Some(guard);
         let posted = self.with_room(|| {
             let state = &mut *locked.take().unwrap_or_else(|| self.lock());
@@ -371,14 +368,14 @@ impl Engine {
 
     /// The request of an operation on the null rank, which has ended.
     #[cold]
-    fn no_transfer(&self, window: &Targets, op: &Op<'_>) -> Result<RequestKey> {
+    fn no_transfer(&self, window: &Targets, op: &WindowOp<'_>) -> Result<RequestKey> {
         let key = self.prepare_transfer(window, op)?;
         self.post(key).map(|()| key)
     }
 
     /// Prepares an operation on the memory of a rank, which the CPU or a stream posts later. Returns
     /// its request, whose handle is held. Its puts are made when it is posted.
-    pub fn prepare_transfer(&self, window: &Targets, op: &Op<'_>) -> Result<RequestKey> {
+    pub fn prepare_transfer(&self, window: &Targets, op: &WindowOp<'_>) -> Result<RequestKey> {
         let operation = op.name();
         op.check(self)?;
         if op.rank == NULL_RANK {
@@ -393,7 +390,7 @@ impl Engine {
         }
         let target = window.of(operation, op.rank)?;
         let work = op.work(self, target)?;
-        let opened = self.ensure(op.rank, &op.on, Open::Lanes);
+        let opened = self.ensure(op.rank, &op.on, Need::Lanes);
         drop(opened.map_err(|e| e.of_peer(op.rank))?);
         self.put_prepared(op, || {
             let memory = op.memory(self, window);
@@ -404,7 +401,7 @@ impl Engine {
     /// Makes the request of an operation that is not posted.
     fn put_prepared(
         &self,
-        op: &Op<'_>,
+        op: &WindowOp<'_>,
         prepared: impl Fn() -> (Segments, (Work, UsedLanes)),
     ) -> Result<RequestKey> {
         self.with_room(|| {
@@ -434,7 +431,7 @@ impl Engine {
             let lane = self.lane_to(state, rank, on);
             // The lane has the puts of all windows; nothing was posted on one that is not open.
             let peer = state.peers.get_mut(rank);
-            let Some(peer) = peer.filter(|peer| peer.is_open(lane, Open::Lanes)) else {
+            let Some(peer) = peer.filter(|peer| peer.is_open(lane, Need::Lanes)) else {
                 return Ok(());
             };
             if !peer.is_here() {
@@ -472,7 +469,7 @@ impl Engine {
             if !target.lanes.has(lane) || mutant::on(Mutant::QuietAtOnce) {
                 continue;
             }
-            let op = Op {
+            let op = WindowOp {
                 rank,
                 offset: 0,
                 access: Access::Quiet { into },

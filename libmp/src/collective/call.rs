@@ -1,4 +1,4 @@
-//! [`Job`]: what a collective call sends to which rank, and from where.
+//! [`CollectiveCall`]: what a collective call sends to which rank, and from where.
 
 use std::ffi::CStr;
 
@@ -13,8 +13,8 @@ use crate::wire::collective::{self, Call};
 
 /// A collective call of one rank.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Job<'a> {
-    pub call: Call,
+pub(crate) struct CollectiveCall<'a> {
+    pub kind: Call,
     /// The length of a contribution in bytes, unless the lengths vary.
     pub len: usize,
     /// By rank, of contributions whose lengths vary: the bytes that this rank sends there, and that
@@ -22,10 +22,10 @@ pub(crate) struct Job<'a> {
     varied: Option<[&'a [usize]; 2]>,
 }
 
-impl<'a> Job<'a> {
-    pub fn new(call: Call, len: usize) -> Job<'a> {
-        Job {
-            call,
+impl<'a> CollectiveCall<'a> {
+    pub fn new(kind: Call, len: usize) -> CollectiveCall<'a> {
+        CollectiveCall {
+            kind,
             len,
             varied: None,
         }
@@ -35,32 +35,32 @@ impl<'a> Job<'a> {
     ///
     /// # Errors
     /// `Invalid` for a bitwise operation on floating-point numbers.
-    pub fn reduce<T: Number>(op: Op, len: usize) -> Result<Job<'a>> {
+    pub fn reduce<T: Number>(op: Op, len: usize) -> Result<CollectiveCall<'a>> {
         let (element, code) = (T::TYPE, op as u32);
-        let job = Job::new(Call::AllReduce { element, op: code }, len);
+        let call = CollectiveCall::new(Call::AllReduce { element, op: code }, len);
         if op.is_bitwise() && !T::IS_INTEGER {
             let what = format!("{} has no bitwise operations", std::any::type_name::<T>());
-            return Err(Error::new(job.name(), Kind::Invalid, what));
+            return Err(Error::new(call.name(), Kind::Invalid, what));
         }
-        Ok(job)
+        Ok(call)
     }
 
     /// An all-to-all with the lengths that this rank sends and receives, in bytes.
-    pub fn varied(sends: &'a [usize], receives: &'a [usize]) -> Job<'a> {
-        Job {
+    pub fn varied(sends: &'a [usize], receives: &'a [usize]) -> CollectiveCall<'a> {
+        CollectiveCall {
             varied: Some([sends, receives]),
-            ..Job::new(Call::AllToAllV, 0)
+            ..CollectiveCall::new(Call::AllToAllV, 0)
         }
     }
 
     /// Its name in errors.
     pub fn name(&self) -> &'static str {
-        self.call.name()
+        self.kind.name()
     }
 
     /// The name of its call, for observers.
     pub fn call_name(&self, on_stream: bool) -> &'static CStr {
-        match (self.call, on_stream) {
+        match (self.kind, on_stream) {
             (Call::Barrier, false) => c"barrier",
             (Call::Barrier, true) => c"barrier_on",
             (Call::Broadcast { .. }, false) => c"broadcast",
@@ -97,7 +97,7 @@ impl<'a> Job<'a> {
             );
             Err(refuse(what).with_limit(most, "bytes"))
         };
-        if let Call::Broadcast { root } = self.call
+        if let Call::Broadcast { root } = self.kind
             && root >= ranks
         {
             let what = format!("the root, rank {root}, is not in the job of {ranks} ranks");
@@ -130,12 +130,12 @@ impl<'a> Job<'a> {
 
     /// Whether each rank has another contribution for each other rank.
     pub fn is_personal(&self) -> bool {
-        matches!(self.call, Call::AllToAll | Call::AllToAllV)
+        matches!(self.kind, Call::AllToAll | Call::AllToAllV)
     }
 
     /// The bytes of the contribution to `rank`, and their offset behind those to the lower ranks.
     pub fn to(&self, me: u32, rank: u32) -> (usize, usize) {
-        match (self.call, self.varied) {
+        match (self.kind, self.varied) {
             (_, Some([sends, _])) => {
                 let rank = rank as usize;
                 (sends[rank], sends[..rank].iter().sum())
@@ -153,7 +153,7 @@ impl<'a> Job<'a> {
             Some([sends, _]) => sends[rank as usize],
             None => self.to(me, rank).0,
         };
-        let received = match self.call {
+        let received = match self.kind {
             Call::Broadcast { root } if root != rank => 0,
             _ => self.from(rank),
         };
@@ -162,7 +162,7 @@ impl<'a> Job<'a> {
 
     /// The bytes of all contributions of rank `me`, in the memory of its application.
     pub fn sent(&self, me: u32, ranks: u32) -> usize {
-        match (self.call, self.varied) {
+        match (self.kind, self.varied) {
             (_, Some([sends, _])) => sends.iter().sum(),
             (Call::AllToAll, _) => self.len * ranks as usize,
             _ => self.to(me, me).0,
@@ -171,7 +171,7 @@ impl<'a> Job<'a> {
 
     /// The bytes of the result.
     pub fn received(&self, ranks: u32) -> usize {
-        match (self.call, self.varied) {
+        match (self.kind, self.varied) {
             (_, Some([_, receives])) => receives.iter().sum(),
             (Call::Barrier, _) => 0,
             (Call::AllGather | Call::AllToAll, _) => self.len * ranks as usize,
@@ -191,17 +191,17 @@ impl<'a> Job<'a> {
         let len = self
             .varied
             .map_or(self.len, |[sends, _]| sends[rank as usize]);
-        collective::word(number, self.call, len)
+        collective::word(number, self.kind, len)
     }
 
     /// The word of call `number` that `rank` stores here.
     pub fn word_from(&self, number: u64, rank: u32) -> u64 {
-        collective::word(number, self.call, self.from(rank))
+        collective::word(number, self.kind, self.from(rank))
     }
 
     /// What a kernel does with the contributions on rank `me`.
     pub fn shape(&self, me: u32) -> Shape {
-        match self.call {
+        match self.kind {
             Call::Barrier => Shape::Nothing,
             Call::Broadcast { root } if root == me => Shape::Nothing,
             Call::Broadcast { .. } => Shape::One,
