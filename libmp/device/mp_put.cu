@@ -1,6 +1,7 @@
-// Puts by copies: WQEs in pinned memory, in their order. One block of any number of
-// threads; a single WQE whose end is not reported may have any number of blocks.
+// Puts by copies: WQEs in pinned memory, in their order. One block of any number of threads for each
+// group; a single WQE whose end is not reported may have any number of blocks.
 #include "mp_copy.hpp"
+#include "mp_tasks.hpp"
 
 namespace mp {
 
@@ -74,8 +75,7 @@ GDS_DEVICE bool lane_failed(const Puts& p) {
     return gds::load_acquire_sys(reinterpret_cast<const u32*>(p.failed)) != 0;
 }
 
-GDS_DEVICE void put_all(const Puts& p) {
-    const Share all{blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x};
+GDS_DEVICE void put_group(const Puts& p, Share all) {
     // A thread that finds the lane failed puts nothing. After the next barrier all threads find it,
     // so no word is put without its payload.
     bool failed = lane_failed(p);
@@ -97,6 +97,22 @@ GDS_DEVICE void put_all(const Puts& p) {
     if (threadIdx.x == 0 && !failed) gds::store_release_sys(word_at(p.done), p.serial);
 }
 
+template <u32 Capacity>
+using PutTasks = Tasks<Puts, Capacity>;
+
+static_assert(sizeof(PutTasks<8>) == 520 && sizeof(PutTasks<63>) == 4040, "layout");
+
+// Groups have no order among each other.
+template <u32 Capacity>
+GDS_DEVICE void put_all(const PutTasks<Capacity>& p) {
+    GDS_NO_UNROLL
+    for (u32 i = blockIdx.x; i < p.count; i += gridDim.x) put_group(p.task[i], {threadIdx.x, blockDim.x});
+}
+
 }  // namespace mp
 
-GDS_KERNEL(mp_put, mp::Puts, p) { mp::put_all(p); }
+GDS_KERNEL(mp_put, mp::Puts, p) {
+    mp::put_group(p, {blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x});
+}
+GDS_KERNEL(mp_put_all_8, mp::PutTasks<8>, p) { mp::put_all(p); }
+GDS_KERNEL(mp_put_all_63, mp::PutTasks<63>, p) { mp::put_all(p); }

@@ -23,7 +23,7 @@ pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
     LATER, MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
 };
-pub(crate) use tasks::{STAMPS, UNPACKS};
+pub(crate) use tasks::{PUT_TASKS, STAMPS, UNPACKS};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -39,6 +39,8 @@ pub(crate) struct Kernels {
     stamp_all_8: Kernel,
     stamp_all_30: Kernel,
     put: Kernel,
+    put_all_8: Kernel,
+    put_all_63: Kernel,
     strided: Kernel,
     moves: Kernel,
     collect: Kernel,
@@ -71,6 +73,8 @@ impl Kernels {
             stamp_all_8: module.kernel("mp_stamp_all_8")?,
             stamp_all_30: module.kernel("mp_stamp_all_30")?,
             put: module.kernel("mp_put")?,
+            put_all_8: module.kernel("mp_put_all_8")?,
+            put_all_63: module.kernel("mp_put_all_63")?,
             strided: module.kernel("mp_strided")?,
             moves: module.kernel("mp_moves")?,
             collect: module.kernel("mp_collect")?,
@@ -142,7 +146,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Enqueues puts of a rank to itself, of at most `bytes` bytes.
+    /// Enqueues puts by copies, of at most `bytes` bytes.
     ///
     /// # Safety
     /// As for [`Kernels::unpack`], with [`Puts`] and the WQEs that it names.

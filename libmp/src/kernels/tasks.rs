@@ -7,7 +7,7 @@ use gdsync::Stream;
 use gdsync::gpu::{Dims, Kernel};
 use zerocopy::IntoBytes;
 
-use super::{Kernels, Stamp, Unpack};
+use super::{Kernels, PUTS, Puts, Stamp, Unpack};
 use crate::error::Result;
 
 /// Maximum bytes of parameters: the limit of CUDA.
@@ -22,6 +22,9 @@ const FEW: usize = 8;
 /// Maximum number of messages that one launch takes in, and of sends that one launch completes.
 pub(crate) const UNPACKS: usize = most(size_of::<Unpack<1>>());
 pub(crate) const STAMPS: usize = most(size_of::<Stamp<1>>());
+
+/// Maximum number of groups of puts that one launch executes.
+pub(crate) const PUT_TASKS: usize = most(size_of::<Puts<PUTS>>());
 
 /// Tasks of the large size, of this many bytes each.
 const fn most(task: usize) -> usize {
@@ -65,6 +68,24 @@ impl Kernels {
         let kernels = [&self.stamp_1, &self.stamp_all_8, &self.stamp_all_30];
         // SAFETY: the kernels access what `Stamp` names, which the caller guarantees to be valid.
         unsafe { self.launch_all(stream, kernels, self.stamp, tasks.map(Stamp::bytes)) }
+    }
+
+    /// Enqueues groups of puts by copies, in any order among each other: a launch for each
+    /// [`PUT_TASKS`] groups.
+    ///
+    /// # Safety
+    /// As for [`Kernels::put`], with all `tasks`.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
+    pub unsafe fn put_all<'t>(
+        &self,
+        stream: &Stream,
+        tasks: impl Iterator<Item = &'t Puts<PUTS>>,
+    ) -> Result<()> {
+        let kernels = [&self.put, &self.put_all_8, &self.put_all_63];
+        // SAFETY: the kernels access what `Puts` names, which the caller guarantees to be valid.
+        unsafe { self.launch_all(stream, kernels, self.unpack, tasks.map(Puts::bytes)) }
     }
 
     /// Enqueues tasks of equal length. `kernels`: for one task, for few, and for most; `block`: the

@@ -3,7 +3,7 @@
 //! `batch` prepares them.
 
 use gdsync::gpu::Word64;
-use gdsync::rdma::{Descriptor, Qp};
+use gdsync::rdma::Descriptor;
 use gdsync::{Status, Stream};
 
 use super::{Path, Put, copy, foreign, nic};
@@ -146,11 +146,6 @@ impl Lane {
             // In the list of another path, the place of a copy has only a flush.
             _ => self.copy("post list")?.post_on(stream, list, items),
         }
-    }
-
-    /// The queue pair of the lane.
-    pub(super) fn queue(&mut self) -> Option<&mut Qp> {
-        self.nic.as_mut().map(nic::Lane::queue)
     }
 
     /// Executes the CPU's copies, for one round. Returns `true` if there were any.

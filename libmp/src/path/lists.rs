@@ -2,12 +2,13 @@
 
 use std::mem;
 
-use gdsync::Stream;
+use gdsync::{Status, Stream};
 use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor, Qp};
 
-use super::{Lane, Put, foreign};
-use crate::error::Result;
+use super::{Lane, Put, copy, foreign, nic};
+use crate::error::{Error, Result};
+use crate::kernels::{PUTS, Puts};
 
 /// An operation of a stream in a list over several lanes.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,14 @@ pub(crate) enum Item<'a> {
 }
 
 impl<'a> Item<'a> {
+    /// The put of an item that is a copy.
+    fn copy(&self) -> Option<copy::Put> {
+        match self {
+            Item::Put(put) => put.copy(),
+            _ => None,
+        }
+    }
+
     fn descriptor(self) -> Result<Descriptor<'a>> {
         let queued = |put: Put| put.nic().ok_or_else(|| foreign("post list"));
         Ok(match self {
@@ -56,33 +65,94 @@ impl<'a> Item<'a> {
 pub(crate) struct Lists {
     list: Vec<Descriptor<'static>>,
     queues: Vec<&'static mut Qp>,
+    copies: Vec<&'static mut copy::Lane>,
+    run: Vec<copy::Put>,
+    tasks: Vec<Puts<PUTS>>,
 }
 
 impl Lists {
-    /// Enqueues all items or none. `lanes` are those of the puts, each once. A rank has no queue to
-    /// itself: its puts are refused.
+    /// Enqueues all items or none; a part only if the GPU fails, and then the lanes of copies fail.
+    /// `lanes` are those of the puts, each once.
     pub fn post<'a>(
         &mut self,
         stream: &Stream,
         lanes: impl Iterator<Item = &'a mut Lane>,
         items: &[Item<'a>],
     ) -> Result<()> {
-        let mut list = emptied(mem::take(&mut self.list));
         let mut queues = emptied(mem::take(&mut self.queues));
-        queues.extend(lanes.filter_map(Lane::queue));
-        let mut posted = Ok(());
-        for item in items {
-            match item.descriptor() {
-                Ok(descriptor) => list.push(descriptor),
-                Err(e) => posted = Err(e),
-            }
+        let mut copies = emptied(mem::take(&mut self.copies));
+        for Lane { nic, copy } in lanes {
+            queues.extend(nic.as_mut().map(nic::Lane::queue));
+            copies.extend(copy.as_deref_mut());
         }
-        if posted.is_ok() && !list.is_empty() {
-            posted = rdma::post_on(stream, &mut queues, &list).map_err(Into::into);
-        }
-        (self.list, self.queues) = (emptied(list), emptied(queues));
+        let waits = |item: &&Item<'_>| matches!(item, Item::Wait { .. });
+        let mut behind = items.iter().skip_while(|item| item.copy().is_none());
+        let posted = match behind.any(|item| waits(&item)) {
+            true => stream
+                .hold_wait(|| self.enqueue(stream, &mut queues, &mut copies, items))
+                .map_err(Error::from)
+                .flatten(),
+            false => self.enqueue(stream, &mut queues, &mut copies, items),
+        };
+        (self.queues, self.copies) = (emptied(queues), emptied(copies));
         posted
     }
+
+    fn enqueue<'a>(
+        &mut self,
+        stream: &Stream,
+        queues: &mut [&mut Qp],
+        copies: &mut [&mut copy::Lane],
+        mut items: &[Item<'a>],
+    ) -> Result<()> {
+        let mut list = emptied(mem::take(&mut self.list));
+        let mut enqueued = Ok(());
+        let mut launched = false;
+        while enqueued.is_ok() && !items.is_empty() {
+            let copies_first = items[0].copy().is_some();
+            let same = |item: &&Item<'a>| item.copy().is_some() == copies_first;
+            let (run, rest) = items.split_at(items.iter().take_while(same).count());
+            items = rest;
+            enqueued = match copies_first {
+                true => {
+                    self.run.clear();
+                    self.run.extend(run.iter().filter_map(Item::copy));
+                    let posted = copy::post_puts(stream, copies, &self.run, &mut self.tasks);
+                    launched |= posted.is_ok();
+                    posted
+                }
+                false => {
+                    list.clear();
+                    let collected = run.iter().try_for_each(|item| {
+                        list.push(item.descriptor()?);
+                        Ok(())
+                    });
+                    collected.and_then(|()| Ok(rdma::post_on(stream, queues, &list)?))
+                }
+            };
+        }
+        self.list = emptied(list);
+        if enqueued.is_err() && launched {
+            // The remaining operations are not enqueued.
+            for lane in copies {
+                lane.fail(Status::LOCAL_QP_OPERATION);
+            }
+        }
+        enqueued
+    }
+}
+
+/// The submissions of a list on a stream that takes `limit` operations at a time, at most.
+pub(crate) fn submissions(items: &[Item<'_>], limit: usize) -> u32 {
+    /// Operations of an item, at most.
+    const EACH: usize = 8;
+    let list = |items: usize| 2 + items.div_ceil((limit / EACH).max(1)) as u32;
+    let runs = items.chunk_by(|one, next| one.copy().is_some() == next.copy().is_some());
+    let of = |run: &[Item<'_>]| match run[0].copy() {
+        None => list(run.len()),
+        Some(_) => copy::launches(run.iter().filter_map(Item::copy)),
+    };
+    runs.map(of).sum()
 }
 
 /// An empty vector of a type that differs in its lifetimes alone. The standard library collects in

@@ -44,7 +44,7 @@ pub(crate) use ipc::{Named, Shared, export, keys_in, refused};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};
 pub(crate) use list::List;
-pub(crate) use lists::{Item, Lists, emptied};
+pub(crate) use lists::{Item, Lists, emptied, submissions};
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use nic::NicOptions;
 pub(crate) use nic::Rights;

@@ -21,7 +21,7 @@ use gdsync::gpu::{Condition, Word64};
 
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
-use crate::path::{Item, Lane, Lists, Put, emptied};
+use crate::path::{Item, Lane, Lists, Put, emptied, submissions};
 
 /// Names a lane: its peer, and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -149,11 +149,10 @@ impl<'a> Plan<'a> {
 
     /// The submissions of the plan on `stream`, at most.
     pub fn room(&self, stream: &Stream) -> u32 {
-        let list = |items| submissions(items, stream.gpu().caps().batch_limit);
-        let all = self.items.len();
+        let list = |items: &[Item<'_>]| submissions(items, stream.gpu().caps().batch_limit);
         self.split.map_or_else(
-            || list(all),
-            |split| self.launches + list(split) + list(all - split),
+            || list(&self.items),
+            |split| self.launches + list(&self.items[..split]) + list(&self.items[split..]),
         )
     }
 
@@ -274,15 +273,4 @@ pub(crate) fn check_room(stream: &Stream, n: u32) -> Result<()> {
         }
         _ => e.into(),
     })
-}
-
-/// At most as many submissions as a list of this length takes, if a submission has at most `limit`
-/// operations; by far more than usual.
-fn submissions(items: usize, limit: usize) -> u32 {
-    /// Operations of an item, at most.
-    const EACH: usize = 8;
-    match items {
-        0 => 0,
-        items => 2 + items.div_ceil((limit / EACH).max(1)) as u32,
-    }
 }

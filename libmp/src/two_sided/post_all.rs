@@ -168,7 +168,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Prepares the puts of the requests by copies, so that they find room when they
+    /// Prepares the puts of the requests of this rank to itself, so that they find room when they
     /// are posted. The receives first: a large send holds the stream until its receive is posted.
     fn bind_alone(&self, state: &mut State, stream: &Stream, posts: &mut Posts) -> Result<()> {
         for receive in [true, false] {
@@ -218,7 +218,7 @@ impl Engine {
                 if !bound {
                     lane = state.open_lane(rank, lane, need);
                 }
-                alone = need != Need::Lanes && self.paths.to(rank) != Path::Nic;
+                alone = self.paths.to(rank) == Path::Local;
             }
             let entry = known(&mut state.requests, key)?;
             entry.poster = Poster {
@@ -408,10 +408,10 @@ impl Engine {
         } = &mut *state;
         let launch = |stream: &Stream| self.complete_all(requests, stream, posts);
         let alone = posts.members.iter().filter(|member| member.alone).count();
-        let copies = posts.made.iter().filter(|(_, put)| put.is_copy());
-        /// Submissions of a request by copies, at most, without its puts.
+        let own = posts.made.iter().filter(|(at, _)| at.rank == self.rank);
+        /// Submissions of a request of this rank to itself, at most, without its puts.
         const ALONE: usize = 5;
-        let room = ALONE * alone + copies.count();
+        let room = ALONE * alone + own.count();
         let posted = match stream.check_room(room as u32) {
             Ok(()) => plan.post(stream, peers, Some(&launch)),
             Err(e) => Err(Error::from(e).into()),

@@ -241,7 +241,7 @@ impl Engine {
         if let Some(lane) = link.lane(lane)
             && let Some(run) = channel.credit_for(number, of.at.lane, stream.id())
         {
-            match channel.path == Path::Nic {
+            match channel.path != Path::Local {
                 true => {
                     let puts = channel.prepare_credit(lane, run)?;
                     waits.before.push((of, run, puts));
@@ -344,7 +344,7 @@ impl Engine {
             };
             let run = channel.count(of.number, of.at.lane, Some(stream.id()));
             let Some(run) = run else { continue };
-            let returned = match channel.path == Path::Nic {
+            let returned = match channel.path != Path::Local {
                 true => channel.prepare_credit(lane, run).map(|puts| {
                     plan.puts(of.at, puts.into_iter().flatten());
                     waits.runs.push((of, run));

@@ -178,6 +178,8 @@ fn module_contains_every_kernel_with_its_parameter_size() {
         ("mp_stamp_all_8", 8 + 8 * size_of::<Stamp<1>>()),
         ("mp_stamp_all_30", 8 + STAMPS * size_of::<Stamp<1>>()),
         ("mp_put", size_of::<Puts<PUTS>>()),
+        ("mp_put_all_8", 8 + 8 * size_of::<Puts<PUTS>>()),
+        ("mp_put_all_63", 8 + PUT_TASKS * size_of::<Puts<PUTS>>()),
         ("mp_strided", size_of::<Pieces>()),
         ("mp_moves", size_of::<Moves>()),
         ("mp_collect", size_of::<Collect>()),

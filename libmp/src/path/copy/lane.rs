@@ -7,10 +7,11 @@ use gdsync::gpu::{Condition, Region, Word64};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
+use super::stream::LARGE;
 use super::wqe::{BLOCK, MOST, Wqes};
 use super::{Copier, Piece, Span};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{MOST_CHUNKS, Stamp};
+use crate::kernels::{MOST_CHUNKS, PUTS, Puts, Stamp};
 use crate::mutant::{Mutant, on};
 use crate::path::INLINE;
 
@@ -23,7 +24,13 @@ const BUFFER: usize = 64 << 10;
 /// A put that is prepared on a lane, in flight, or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Put {
+    /// The lane, as [`Lane::id`].
+    pub(super) lane: u32,
     slot: u16,
+    /// Whole words that become visible only after all earlier puts.
+    pub(super) words: bool,
+    /// It has a kernel launch of its own.
+    pub(super) large: bool,
     serial: u64,
 }
 
@@ -90,6 +97,8 @@ impl Slot {
 
 /// A lane of copies to one rank.
 pub(crate) struct Lane {
+    /// Its number, unique among the lanes of the context.
+    pub(super) id: u32,
     pub(super) copier: Copier,
     pub(super) wqes: Wqes,
     pub(super) slots: Vec<Slot>,
@@ -103,12 +112,16 @@ pub(crate) struct Lane {
     copied: usize,
     /// The buffer of copies between regions.
     buffer: Box<[u8]>,
+    /// Buffers of lists.
+    pub(super) tasks: Vec<Puts<PUTS>>,
+    pub(super) run: Vec<Put>,
     failed: Option<Status>,
 }
 
 impl Lane {
     pub fn new(copier: &Copier) -> Result<Lane> {
         Ok(Lane {
+            id: copier.next_lane(),
             wqes: Wqes::new(&copier.gpu)?,
             copier: copier.clone(),
             slots: (0..BLOCK).map(|_| Slot::free()).collect(),
@@ -117,6 +130,8 @@ impl Lane {
             queue: VecDeque::with_capacity(BLOCK),
             copied: 0,
             buffer: vec![0; BUFFER].into(),
+            tasks: Vec::with_capacity(1),
+            run: Vec::with_capacity(PUTS),
             failed: None,
         })
     }
@@ -177,7 +192,10 @@ impl Lane {
         slot.len = slot.from.iter().map(|source| source.len as u64).sum();
         self.wqes.write(at, to, slot.from.len())?;
         Ok(Put {
+            lane: self.id,
             slot: at as u16,
+            words,
+            large: !words && slot.len >= LARGE,
             serial: self.count,
         })
     }

@@ -16,6 +16,7 @@ mod tests;
 mod wqe;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use gdsync::Gpu;
 use gdsync::gpu::Region;
@@ -25,7 +26,7 @@ use crate::kernels::Kernels;
 pub(crate) use lane::{AT_ONCE, Lane, Put, ROUND};
 use memory::Table;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
-pub(crate) use stream::Item;
+pub(crate) use stream::{Item, launches, post_puts};
 
 /// The objects that the lanes of copies share. Clones refer to the same objects.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub(crate) struct Copier {
     /// `None`: the GPU runs no kernels, and streams cannot put on this path.
     kernels: Option<Kernels>,
     table: Arc<Table>,
+    /// The number of lanes so far. Relaxed: only the numbers differ.
+    lanes: Arc<AtomicU32>,
 }
 
 impl Copier {
@@ -43,7 +46,12 @@ impl Copier {
             gpu: gpu.clone(),
             kernels,
             table: Arc::new(Table::new(shares)),
+            lanes: Arc::default(),
         }
+    }
+
+    fn next_lane(&self) -> u32 {
+        self.lanes.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Keys for new memory.

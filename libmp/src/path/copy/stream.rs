@@ -1,5 +1,7 @@
-//! Stream operations of lanes of copies: lists of waits, stores and puts; a put becomes a kernel
-//! launch.
+//! Stream operations of lanes of copies: lists of waits, stores and puts; consecutive puts become
+//! kernel launches, a block for each message.
+
+use std::{iter, mem};
 
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
@@ -7,11 +9,11 @@ use gdsync::{Status, Stream};
 use super::lane::PutState;
 use super::{Lane, Put};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{PUTS, Puts};
+use crate::kernels::{Kernels, PUTS, PUT_TASKS, Puts};
 use crate::path::uncaptured;
 
 /// Number of bytes from which a put has its own kernel launch.
-const LARGE: u64 = 64 << 10;
+pub(super) const LARGE: u64 = 64 << 10;
 const POST: &str = "post request";
 
 /// An item of a list.
@@ -38,10 +40,128 @@ impl Item {
     }
 }
 
-/// Puts that one kernel executes.
-struct Group {
-    puts: [Option<Put>; PUTS],
-    count: usize,
+/// The number of kernels of consecutive puts.
+pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
+    let (mut large, mut groups, mut small, mut before) = (0, 0_usize, 0, None);
+    for put in puts {
+        if before.is_none_or(|(lane, words)| words || lane != put.lane) || small == PUTS {
+            (groups, small) = (groups + 1, 0);
+        }
+        large += usize::from(put.large);
+        small += usize::from(!put.large);
+        before = Some((put.lane, put.words));
+    }
+    (large + groups.div_ceil(PUT_TASKS)) as u32
+}
+
+/// Divides consecutive puts into the groups that one block each executes: puts of one lane up to
+/// the word that announces them.
+fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
+    iter::from_fn(move || {
+        let first = rest.first()?;
+        let (mut end, mut small) = (0, 0);
+        for put in rest {
+            small += usize::from(!put.large);
+            if put.lane != first.lane || small > PUTS {
+                break;
+            }
+            end += 1;
+            if put.words {
+                break;
+            }
+        }
+        let (group, behind) = rest.split_at(end);
+        rest = behind;
+        Some(group)
+    })
+}
+
+/// Enqueues consecutive puts of `lanes`: first the large ones, each by as many blocks as it needs,
+/// then the others, a block for each group. `tasks` is a buffer. After an error, the lanes fail if a
+/// kernel was launched.
+pub(crate) fn post_puts(
+    stream: &Stream,
+    lanes: &mut [&mut Lane],
+    puts: &[Put],
+    tasks: &mut Vec<Puts<PUTS>>,
+) -> Result<()> {
+    let kernels = ready(stream, lanes)?;
+    let large = |put: &&Put| put.large;
+    tasks.clear();
+    for group in groups(puts) {
+        let (Some(last), Some(lane)) = (group.last(), of(lanes, group)) else {
+            continue;
+        };
+        tasks.push(lane.task(group.iter().filter(|put| !put.large), Some(*last)));
+    }
+    let mut launched = false;
+    let mut enqueue = || -> Result<()> {
+        for put in puts.iter().filter(large) {
+            let Some(lane) = of(lanes, &[*put]) else {
+                continue;
+            };
+            let (alone, len) = (lane.task(iter::once(put), None), lane.slots[put.slot()].len);
+            // SAFETY: the WQEs belong to the lane, which the context keeps. The memory that they
+            // name is in regions that were alive when they were prepared or, if a kernel of the
+            // stream patches the place, in the memory that a receive has named. Memory that is
+            // returned stays accessible until the operations enqueued before have run.
+            unsafe { kernels.put(stream, &alone, len)? };
+            launched = true;
+        }
+        // SAFETY: as above.
+        unsafe { kernels.put_all(stream, tasks.iter()) }
+    };
+    let enqueued = enqueue();
+    if enqueued.is_err() {
+        if launched || tasks.len() > PUT_TASKS {
+            // The remaining puts are not enqueued.
+            lanes.iter_mut().for_each(|lane| lane.fail(Status::LOCAL_QP_OPERATION));
+        }
+        return enqueued;
+    }
+    for group in groups(puts) {
+        if let Some(last) = group.last()
+            && let Some(lane) = of_mut(lanes, group)
+        {
+            for put in group {
+                let slot = &mut lane.slots[put.slot()];
+                slot.state = PutState::Posted(*last);
+                slot.let_go();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The lane of a group.
+fn of<'l>(lanes: &'l [&mut Lane], group: &[Put]) -> Option<&'l Lane> {
+    let id = group.first()?.lane;
+    lanes.iter().find(|lane| lane.id == id).map(|lane| &**lane)
+}
+
+fn of_mut<'l>(lanes: &'l mut [&mut Lane], group: &[Put]) -> Option<&'l mut Lane> {
+    let id = group.first()?.lane;
+    lanes.iter_mut().find(|lane| lane.id == id).map(|lane| &mut **lane)
+}
+
+/// Checks that a stream can execute puts of `lanes`, and returns the kernels.
+fn ready(stream: &Stream, lanes: &[&mut Lane]) -> Result<Kernels> {
+    let none = || Error::new(POST, Kind::Invalid, "a put has no lane");
+    let copier = &lanes.first().ok_or_else(none)?.copier;
+    for lane in lanes {
+        lane.check(POST)?;
+    }
+    uncaptured(stream, POST)?;
+    if !stream.gpu().is(&copier.gpu) {
+        let gpu = &copier.gpu;
+        let what = format!("{stream:?} does not belong to {gpu:?}; use a stream of this GPU");
+        return Err(Error::new(POST, Kind::Gdsync(gdsync::Kind::Foreign), what));
+    }
+    copier.kernels.clone().ok_or_else(|| {
+        let what = "the GPU runs no kernels; a stream needs them to send to a rank of its host; \
+                    post the request from the CPU";
+        Error::new(POST, Kind::Unsupported, what)
+    })
 }
 
 impl Lane {
@@ -53,21 +173,15 @@ impl Lane {
         list: &[Descriptor<'_>],
         items: &[Item],
     ) -> Result<()> {
-        let Some(last) = items.iter().filter_map(Item::put).next_back() else {
+        if !items.iter().any(Item::is_put) {
             return Ok(rdma::post_on(stream, &mut [], list)?);
-        };
-        self.check(POST)?;
-        uncaptured(stream, POST)?;
-        if !stream.gpu().is(&self.copier.gpu) {
-            let gpu = &self.copier.gpu;
-            let what = format!("{stream:?} does not belong to {gpu:?}; use a stream of this GPU");
-            return Err(Error::new(POST, Kind::Gdsync(gdsync::Kind::Foreign), what));
         }
+        ready(stream, &[&mut *self])?;
         stream.check_room(list.len() as u32)?;
         let mut behind = items.iter().skip_while(|item| !item.is_put());
         match behind.any(|item| matches!(item, Item::Wait)) {
-            true => stream.hold_wait(|| self.enqueue(stream, list, items, last))?,
-            false => self.enqueue(stream, list, items, last),
+            true => stream.hold_wait(|| self.enqueue(stream, list, items))?,
+            false => self.enqueue(stream, list, items),
         }
     }
 
@@ -76,93 +190,51 @@ impl Lane {
         stream: &Stream,
         list: &[Descriptor<'_>],
         items: &[Item],
-        last: Put,
     ) -> Result<()> {
-        let mut launched = false;
+        let (mut tasks, mut puts) = (mem::take(&mut self.tasks), mem::take(&mut self.run));
         let mut at = 0;
-        while at < list.len() {
-            let enqueued = match items[at].put() {
-                None => {
-                    let some = items[at..].iter().position(Item::is_put);
-                    let end = some.map_or(list.len(), |some| at + some);
-                    let enqueued = rdma::post_on(stream, &mut [], &list[at..end]);
-                    at = end;
-                    enqueued.map_err(Error::from)
-                }
-                Some(_) => {
-                    let group = self.group(&items[at..]);
-                    at += group.count;
-                    let enqueued = self.launch(stream, &group, last);
-                    launched |= enqueued.is_ok();
-                    enqueued
-                }
-            };
-            if let Err(e) = enqueued {
-                if launched {
-                    // The remaining operations are not enqueued.
-                    self.fail(Status::LOCAL_QP_OPERATION);
-                }
-                return Err(e);
+        let mut enqueued = Ok(());
+        let mut launched = false;
+        while at < list.len() && enqueued.is_ok() {
+            puts.clear();
+            puts.extend(items[at..].iter().map_while(Item::put));
+            if puts.is_empty() {
+                let some = items[at..].iter().position(Item::is_put);
+                let end = some.map_or(list.len(), |some| at + some);
+                enqueued = rdma::post_on(stream, &mut [], &list[at..end]).map_err(Error::from);
+                at = end;
+            } else {
+                enqueued = post_puts(stream, &mut [&mut *self], &puts, &mut tasks);
+                at += puts.len();
+                launched |= enqueued.is_ok();
             }
         }
-        for put in items.iter().filter_map(Item::put) {
-            let slot = &mut self.slots[put.slot()];
-            slot.state = PutState::Posted(last);
-            slot.let_go();
+        (self.tasks, self.run) = (tasks, puts);
+        if enqueued.is_err() && launched {
+            // The remaining operations are not enqueued.
+            self.fail(Status::LOCAL_QP_OPERATION);
         }
-        Ok(())
+        enqueued
     }
 
-    /// The leading puts that one kernel can execute.
-    fn group(&self, items: &[Item]) -> Group {
-        let mut group = Group {
-            puts: [None; PUTS],
-            count: 0,
-        };
-        for put in items.iter().map_while(Item::put).take(PUTS) {
-            let alone = self.slots[put.slot()].len >= LARGE;
-            if group.count > 0 && alone {
-                break;
-            }
-            group.puts[group.count] = Some(put);
-            group.count += 1;
-            if alone {
-                break;
-            }
-        }
-        group
-    }
-
-    /// Launches one kernel; the kernel with the `last` put stores that all are done.
-    fn launch(&self, stream: &Stream, group: &Group, last: Put) -> Result<()> {
-        let kernels = self.copier.kernels.as_ref().ok_or_else(|| {
-            let what = "the GPU runs no kernels; a stream needs them to send to a rank of its host; post \
-                        the request from the CPU";
-            Error::new(POST, Kind::Unsupported, what)
-        })?;
-        let mut params = Puts {
+    /// The task of some puts; it reports that `last` is done.
+    fn task<'p>(&self, puts: impl Iterator<Item = &'p Put>, last: Option<Put>) -> Puts<PUTS> {
+        let done = |last: Put| (self.wqes.done(last.slot()).addr().0, last.serial());
+        let (done, serial) = last.map_or((0, 0), done);
+        let mut task = Puts {
             failed: self.wqes.failed().addr().0,
-            done: 0,
-            serial: 0,
-            count: group.count as u32,
+            done,
+            serial,
+            count: 0,
             words: 0,
             wqe: [0; PUTS],
         };
-        let mut bytes = 0;
-        for (i, put) in group.puts.iter().flatten().enumerate() {
-            let slot = &self.slots[put.slot()];
-            bytes += slot.len;
-            params.wqe[i] = self.wqes.addr(put.slot());
-            params.words |= u32::from(slot.words) << i;
-            if *put == last {
-                params.done = self.wqes.done(put.slot()).addr().0;
-                params.serial = put.serial();
-            }
+        for put in puts {
+            let at = task.count as usize;
+            task.wqe[at] = self.wqes.addr(put.slot());
+            task.words |= u32::from(put.words) << at;
+            task.count += 1;
         }
-        // SAFETY: the WQEs belong to the lane, which the context keeps. The memory that they name
-        // is in regions that were alive when they were prepared or, if a kernel of the stream
-        // patches the place, in the memory that a receive has named. Memory that is returned stays
-        // accessible until the operations enqueued before have run.
-        unsafe { kernels.put(stream, &params, bytes) }
+        task
     }
 }
