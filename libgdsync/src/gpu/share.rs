@@ -59,7 +59,7 @@ pub enum SharedMemory {
     Host {
         /// The descriptor. It gives access to the whole file: for a region of up to 256 KiB, a file
         /// of 1 MiB, which may contain other pinned regions of this GPU, queues among them; for a
-        /// longer region, to its pages alone. Nobody can shorten the file.
+        /// longer region, to its pages alone. No process can shorten the file.
         fd: OwnedFd,
         /// Offset of the region, in bytes, in the file.
         offset: u64,
