@@ -148,8 +148,9 @@ impl Engine {
             keep_credits(state, before);
             return posted;
         }
+        // The stream waits for all of them in one place.
+        let order = state.requests.next_order();
         for claim in &waits.claims {
-            let order = state.requests.next_order();
             let entry = known(&mut state.requests, claim.key)?;
             (entry.order, entry.since) = (order, None);
         }
@@ -161,7 +162,7 @@ impl Engine {
         for key in &waits.noted {
             let waiter = Waiter {
                 stream: stream.id(),
-                order: state.requests.next_order(),
+                order,
                 passed: passed.clone(),
             };
             known(&mut state.requests, *key)?.waiters.push(waiter);
