@@ -320,6 +320,95 @@ fn stream_that_is_never_idle_has_room_for_what_it_has_executed() {
     assert_eq!((control.blocked(), control.full()), (Vec::new(), 0));
 }
 
+/// A call of many submissions on a stream that has executed all its work finds the whole room, also
+/// while the call counts the stream as waiting.
+#[test]
+fn idle_stream_has_room_for_a_large_call_that_holds_its_wait_slot() {
+    inside!(Variant::default());
+    let mut r = pair();
+    let gate = Gate::new(&r.gpu);
+    let stream = r.gpu.stream().unwrap();
+    for value in 1..=600 {
+        r.a.post_on(&stream, &[gate.wait_for(value)]).unwrap();
+    }
+    gate.open_to(600);
+    passes(&stream);
+    stream
+        .hold_wait(|| stream.check_room(500))
+        .unwrap()
+        .unwrap();
+}
+
+/// A stream that is never idle finds room for a call of many submissions once it has executed what
+/// takes the room.
+#[test]
+fn busy_stream_has_room_for_a_large_call_when_it_has_executed_the_others() {
+    inside!(Variant::default());
+    let mut r = pair();
+    let gate = Gate::new(&r.gpu);
+    let words = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let done = words.word32(0).unwrap();
+    let stream = r.gpu.stream().unwrap();
+    let mut value = 0;
+    for _ in 0..600 {
+        value += 1;
+        let list = [gate.wait_for(value), write32(&done, value)];
+        r.a.post_on(&stream, &list).unwrap();
+    }
+    let mut room = false;
+    for _ in 0..3 {
+        room |= stream.check_room(500).is_ok();
+        // Never idle.
+        value += 1;
+        let list = [gate.wait_for(value), write32(&done, value)];
+        r.a.post_on(&stream, &list).unwrap();
+        gate.open_to(value - 1);
+        until("it passes the waits before", || {
+            done.load().unwrap() == value - 1
+        });
+    }
+    gate.open_to(value);
+    passes(&stream);
+    assert!(room);
+}
+
+/// The memory of a word that proves that a stream has passed is freed: the stream still finds room
+/// for what it has executed.
+#[test]
+fn stream_whose_proof_is_freed_has_room_for_what_it_has_executed() {
+    inside!(Variant::default());
+    let mut r = pair();
+    let gate = Gate::new(&r.gpu);
+    let words = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let done = words.word32(0).unwrap();
+    let passed = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let stream = r.gpu.stream().unwrap();
+    let mut word = Some(passed.word64(0).unwrap());
+    drop(passed);
+    for value in 1..3000 {
+        let mut list = vec![gate.wait_for(value)];
+        // More than half of the room, then no proof.
+        if value < 600
+            && let Some(word) = &word
+        {
+            list.push(passed_by(word, 1));
+        }
+        list.push(write32(&done, value));
+        r.a.post_on(&stream, &list).unwrap();
+        if value == 600 {
+            word = None;
+        }
+        if value > 600 {
+            gate.open_to(value - 1);
+            until("it passes the wait before", || {
+                done.load().unwrap() == value - 1
+            });
+        }
+    }
+    gate.open_to(3000);
+    passes(&stream);
+}
+
 /// A proof covers all work that was enqueued before the next wait: the work behind a passed wait
 /// runs without a further wait. So its whole room is returned, and the work that the driver still
 /// holds never blocks an enqueue.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use gdsync::{Status, Stream};
 use mp::{Builder, Context, Kind, RecvOp, Request, SendOp, Source};
 use sim::gate::Gate;
-use sim::{LARGE, LIMIT, SMALL, Witness, millis, pair, play};
+use sim::{LARGE, LIMIT, SMALL, Witness, millis, pair, peer_failed, play};
 use sim::{recv, recv_on, secs, send, slice};
 
 /// Slack for rounds of the background work and of streams.
@@ -348,4 +348,21 @@ fn tags_without_receives_pin_bounded_memory() {
         rank.barrier();
         ctx.close(LIMIT).unwrap();
     });
+}
+
+/// The stream of a send that is given up continues before the send has ended: the wait for the
+/// stream returns the failure all the same.
+#[test]
+fn a_send_that_times_out_is_an_error_of_its_stream_under_every_schedule() {
+    for seed in 0..20 {
+        play(seed, 2, |rank| {
+            let ctx = rank.open(|b| b.timeout(secs(3)));
+            if rank.me == 0 {
+                let stream = ctx.gpu().stream().unwrap();
+                drop(ctx.isend_on(&stream, 1, 1, &slice(&ctx, LARGE)).unwrap());
+                peer_failed(&ctx.synchronize(&stream, LIMIT).unwrap_err(), 1);
+            }
+            rank.barrier();
+        });
+    }
 }

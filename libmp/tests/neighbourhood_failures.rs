@@ -128,6 +128,41 @@ fn both_ends_refuse_sizes_that_differ_and_may_build_again() {
     );
 }
 
+/// Two neighbours that are one rank share its words, so they are of one neighbourhood there.
+#[test]
+fn neighbours_that_the_other_rank_has_in_two_neighbourhoods_are_refused() {
+    for seed in 0..20 {
+        play(seed, 2, move |rank| {
+            let ctx = rank.open(|b| b.timeout(secs(3)));
+            let (me, peer) = (rank.me, rank.peer());
+            let memory = ctx.alloc(MemoryKind::Pinned, 4 * LEN).unwrap();
+            let one = |i: usize| {
+                Neighbour::new(peer, 2 * i as u32 + me, 2 * i as u32 + peer)
+                    .send(&memory.slice(i * LEN, LEN).unwrap())
+                    .receive(&memory.slice((2 + i) * LEN, LEN).unwrap())
+            };
+            let halo = ctx.neighbourhood();
+            match me {
+                0 => {
+                    let e = kind_of(halo.neighbour(one(0)).neighbour(one(1)).build());
+                    assert_eq!((e.kind(), e.rank()), (Kind::Invalid, Some(1)), "{e}");
+                    assert!(
+                        e.to_string().contains("are of two neighbourhoods there"),
+                        "{e}"
+                    );
+                }
+                _ => {
+                    for i in 0..2 {
+                        // It may succeed: it has what it needs of the other rank.
+                        let _ = ctx.neighbourhood().neighbour(one(i)).build();
+                    }
+                }
+            }
+            rank.barrier();
+        });
+    }
+}
+
 #[test]
 fn neighbour_that_does_not_build_its_side_is_named() {
     play(1, 3, |rank| {

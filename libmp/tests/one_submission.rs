@@ -6,7 +6,7 @@ mod sim;
 use gdsync::Stream;
 use mp::{Context, Kind, NULL_RANK, RecvOp, Request, SendOp, SizeSource, Slice, Source};
 use sim::gate::Gate;
-use sim::{LARGE, LIMIT, Rank, SMALL, millis, play, slice};
+use sim::{LARGE, LIMIT, Rank, SMALL, millis, play, secs, slice};
 
 const RANKS: u32 = 4;
 
@@ -204,6 +204,32 @@ fn credits_are_returned_before_the_stream_waits_for_a_message_that_needs_them() 
                 assert!(stream.synchronize(LIMIT).unwrap());
                 drop(sends);
             }
+            rank.barrier();
+        });
+    }
+}
+
+/// Two streams that first send and then receive do not wait for each other while each sends at most
+/// one message more than half of the slots, although credits return in runs.
+#[test]
+fn streams_send_half_of_the_slots_and_one_before_they_receive() {
+    for (seed, depth) in (0..12).zip([2, 4, 16].into_iter().cycle()) {
+        play(seed, 2, move |rank| {
+            let most = depth / 2 + 1;
+            let ctx = rank.open(|b| b.depth(depth as u32).timeout(secs(20)));
+            let (peer, stream) = (rank.peer(), ctx.gpu().stream().unwrap());
+            let [data, into] = [(); 2].map(|()| slice(&ctx, SMALL));
+            for count in [1, most - 1, most, 1, most].into_iter().filter(|n| *n > 0) {
+                let sent = (0..count).map(|_| ctx.isend_on(&stream, peer, 7, &data).unwrap());
+                drop(sent.collect::<Vec<_>>());
+                let recvs = (0..count).map(|_| ctx.irecv_on(&stream, peer, 7, &into).unwrap());
+                let recvs: Vec<_> = recvs.collect();
+                match seed % 2 {
+                    0 => ctx.wait_all_on(&stream, &recvs).unwrap(),
+                    _ => recvs.iter().for_each(|recv| recv.wait_on(&stream).unwrap()),
+                }
+            }
+            ctx.synchronize(&stream, LIMIT).unwrap();
             rank.barrier();
         });
     }

@@ -83,6 +83,14 @@ impl Proof {
             Proof::Event(event) => event.is_done().unwrap_or(false),
         }
     }
+
+    /// Whether it can never hold, because the memory of its word is freed.
+    fn is_lost(&self) -> bool {
+        match self {
+            Proof::Mark { memory, .. } | Proof::Word { memory, .. } => memory.upgrade().is_none(),
+            Proof::Idle | Proof::Earlier | Proof::Event(_) => false,
+        }
+    }
 }
 
 /// The owner of a wait slot.
@@ -155,7 +163,7 @@ impl Waiting {
     pub fn any(&self) -> bool {
         self.slots.iter().any(|slot| {
             let state = slot.state.lock();
-            slot.owner.load(Ordering::Relaxed) != 0 && !state.has_passed()
+            slot.owner.load(Ordering::Relaxed) != 0 && !state.is_free()
         })
     }
 
@@ -245,7 +253,7 @@ impl Waiting {
             return Ok(());
         }
         match stream.handle().load() {
-            Some((count, limit)) if count.saturating_add(n) > limit && !state.has_passed() => {
+            Some((count, limit)) if count.saturating_add(n) > limit && !state.is_free() => {
                 Err(full(stream, operation, count, limit))
             }
             _ => Ok(()),
@@ -265,7 +273,7 @@ impl Waiting {
             for slot in &self.slots {
                 let mut state = slot.state.lock();
                 let free = slot.owner.load(Ordering::Relaxed) == 0;
-                if free || (ask && state.has_passed()) {
+                if free || (ask && state.is_free()) {
                     *state = SlotState {
                         holder: Holder::Stream(Arc::clone(stream.handle())),
                         proof,
@@ -309,12 +317,14 @@ impl Waiting {
 }
 
 impl SlotState {
+    /// Whether the stream does not wait, and no call is about to enqueue a wait.
+    fn is_free(&self) -> bool {
+        self.held == 0 && self.has_passed()
+    }
+
     /// Whether the stream has passed its last wait. Streams of a lost GPU do not wait any more. On
     /// any other error the answer is `false`.
     fn has_passed(&self) -> bool {
-        if self.held > 0 {
-            return false;
-        }
         let shown = match (&self.proof, &self.earlier) {
             (Proof::Earlier, Some((earlier, _))) => earlier.holds(),
             (Proof::Earlier, None) => true,
@@ -374,13 +384,27 @@ impl SlotState {
             self.count = 0;
             self.earlier = None;
         }
+        if self
+            .earlier
+            .as_ref()
+            .is_some_and(|(proof, _)| proof.is_lost())
+        {
+            self.earlier = None;
+            if matches!(self.proof, Proof::Earlier) {
+                self.proof = Proof::Idle;
+            }
+        }
         if self.earlier.is_none() {
             // A stream that has passed this proof has passed all submissions counted so far.
             let proof = match self.proof {
                 Proof::Earlier => None,
                 // An event costs an allocation. A burst that ends below this needs none: the stream
                 // is idle before the next.
-                Proof::Idle if self.count > limit / 8 * 5 => SlotState::mark(stream),
+                Proof::Idle
+                    if self.count > limit / 8 * 5 || self.count.saturating_add(n) > limit =>
+                {
+                    SlotState::mark(stream)
+                }
                 Proof::Idle => None,
                 _ => Some(std::mem::replace(&mut self.proof, Proof::Earlier)),
             };

@@ -103,6 +103,10 @@ impl Builder {
     /// two from 2 to 1024. The sender of one more message waits until the receiver has taken one
     /// (back-pressure). The same number of receives may be posted for which neither a stream nor a
     /// call waits yet. Default 16.
+    ///
+    /// Receivers return room in runs of half the depth. Two streams that both send more than
+    /// `depth / 2 + 1` messages of a tag to each other before they wait for one may wait for each
+    /// other (case 6 of docs/deadlocks.md).
     #[must_use]
     pub fn depth(mut self, slots: u32) -> Builder {
         self.config.depth = slots;

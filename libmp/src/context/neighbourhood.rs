@@ -166,13 +166,15 @@ impl Neighbours {
 
     /// Builds the neighbourhood. Collective among the neighbours: each of them calls this function,
     /// with this rank as a neighbour and the two tags in exchanged places. Two ranks that build
-    /// several neighbourhoods with the same tags build them in the same order. The call returns when
-    /// the records of all neighbours (sizes, addresses and keys) have arrived.
+    /// several neighbourhoods with the same tags build them in the same order. All neighbours that
+    /// are one rank are of one neighbourhood there. The call returns when the records of all
+    /// neighbours (sizes, addresses and keys) have arrived.
     ///
     /// # Errors
     /// - `Invalid`, naming the rank, if this rank sends another number of bytes than the neighbour
     ///   receives, or receives another number than it sends; the reason has both numbers, and the
     ///   call of the neighbour fails in the same way.
+    /// - `Invalid`, naming two neighbours that are one rank, if they are of two neighbourhoods there.
     /// - `Missing`, naming rank and tag, if a neighbour did not call this function within
     ///   [`Builder::timeout`](crate::Builder::timeout). Neighbours that have the record of this
     ///   rank may have succeeded.

@@ -51,7 +51,13 @@ impl Engine {
             (Some((rank, e)), ..) => (Some(rank), e),
             (None, Some(e), _) => (None, e),
             (None, None, Some(first)) => (None, self.missing(first, &missing)),
-            (None, None, None) => return Ok(theirs.into_iter().flatten().collect()),
+            (None, None, None) => {
+                let theirs: Vec<NeighbourRecord> = theirs.into_iter().flatten().collect();
+                match divided(neighbours, &theirs) {
+                    Some(e) => (None, e),
+                    None => return Ok(theirs),
+                }
+            }
         };
         // The rank whose sizes differ finds the same error.
         let others = neighbours.iter().filter(|one| Some(one.rank) != failed.0);
@@ -115,6 +121,23 @@ fn take_record(state: &mut State, one: &Neighbour) -> Option<NeighbourRecord> {
     let records = &mut state.peers.get_mut(one.rank)?.neighbours;
     let first = records.iter().position(|record| matches(one, record))?;
     Some(records.remove(first))
+}
+
+/// The error if neighbours that are one rank, and share its words, are of several neighbourhoods
+/// there.
+fn divided(neighbours: &[Neighbour], theirs: &[NeighbourRecord]) -> Option<Error> {
+    let words = |record: &NeighbourRecord| (record.words, record.words_block.clone());
+    let mut pairs = neighbours.windows(2).zip(theirs.windows(2));
+    let (ones, _) = pairs.find(|(ones, records)| {
+        ones[0].rank == ones[1].rank && words(&records[0]) != words(&records[1])
+    })?;
+    let what = format!(
+        "{} and {} are of two neighbourhoods there, and of one here; build one with both on both \
+         ranks",
+        ones[0].name(),
+        ones[1].name()
+    );
+    Some(ones[0].error(Kind::Invalid, what))
 }
 
 fn matches(one: &Neighbour, record: &NeighbourRecord) -> bool {

@@ -295,7 +295,8 @@ impl Engine {
         list.wait(requests.result_word(key), 1, flush);
         stream.check_room(2)?;
         list.post(stream, None)?;
-        note_waiter(requests, key, stream, stream.record().ok())
+        let order = requests.next_order();
+        note_waiter(requests, key, stream, order, stream.record().ok())
     }
 }
 
@@ -350,11 +351,12 @@ pub(super) fn note_waiter(
     requests: &mut Table,
     key: RequestKey,
     stream: &Stream,
+    order: u64,
     passed: Option<Event>,
 ) -> Result<()> {
     let waiter = Waiter {
         stream: stream.id(),
-        order: requests.next_order(),
+        order,
         passed,
     };
     known(requests, key)?.waiters.push(waiter);

@@ -433,8 +433,10 @@ impl Engine {
     /// Changes the states of the requests that are posted. After an error `e` only the first list
     /// is: sends with parts behind it fail.
     fn posted(&self, state: &mut State, posts: &Posts, mark: Option<Mark>, e: Option<&Error>) {
+        // The stream waits for all of them in one place.
+        let order = state.requests.next_order();
         for member in posts.members.iter().filter(|member| !member.alone) {
-            let (key, order) = (member.key, state.requests.next_order());
+            let key = member.key;
             if let Some(e) = e
                 && member.behind
             {

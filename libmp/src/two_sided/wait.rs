@@ -204,7 +204,10 @@ impl Engine {
                     .map_err(|e| e.of_peer(rank))?;
                 match poster == Some(stream.id()) {
                     true => Ok(()),
-                    false => note_waiter(&mut state.requests, key, stream, stream.record().ok()),
+                    false => {
+                        let order = state.requests.next_order();
+                        note_waiter(&mut state.requests, key, stream, order, stream.record().ok())
+                    }
                 }
             }
             (Operation::Receive(receive), _) if receive.state != ReceiveState::Unmatched => {
@@ -235,8 +238,32 @@ impl Engine {
         if self.error.load()? == 0 {
             return Ok(());
         }
-        self.first_error(OPERATION, Some(stream.id()), true)
-            .map_or(Ok(()), Err)
+        let mut failing = None;
+        self.wait(deadline, &mut || {
+            self.progress();
+            failing = self.failing(stream.id());
+            failing.is_none()
+        });
+        let late = || {
+            let state = self.lock();
+            Some(state.peers.get(failing?)?.error(OPERATION))
+        };
+        let first = self.first_error(OPERATION, Some(stream.id()), true);
+        first.or_else(late).map_or(Ok(()), Err)
+    }
+
+    /// The rank of a request of `stream` that is in flight to a rank that was given up. The failure
+    /// has released the stream, and the request ends with it when its lane is flushed.
+    fn failing(&self, stream: u64) -> Option<u32> {
+        let state = &mut *self.lock();
+        self.advance_all(state);
+        let mut failing = state.requests.iter().filter(|(_, entry)| {
+            let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+            let waits = entry.waiters.iter().any(|waiter| waiter.stream == stream);
+            let of_stream = poster == Some(stream) || waits;
+            of_stream && entry.in_flight().is_some() && state.given_up(entry.peer).is_some()
+        });
+        failing.next().map(|(_, entry)| entry.peer)
     }
 
     /// Waits for a stream until `deadline`, or for one period if this call does the background

@@ -154,8 +154,9 @@ impl Engine {
             keep_credits(state, before);
             return posted;
         }
+        // The stream waits for all of them in one place.
+        let order = state.requests.next_order();
         for claim in &waits.claims {
-            let order = state.requests.next_order();
             let entry = known(&mut state.requests, claim.key)?;
             (entry.order, entry.since) = (order, None);
         }
@@ -164,8 +165,10 @@ impl Engine {
             return Ok(());
         }
         let passed = stream.record().ok();
-        let mut noted = waits.noted.iter();
-        noted.try_for_each(|key| note_waiter(&mut state.requests, *key, stream, passed.clone()))
+        for key in &waits.noted {
+            note_waiter(&mut state.requests, *key, stream, order, passed.clone())?;
+        }
+        Ok(())
     }
 
     /// Decides what a stream does to wait for a request.

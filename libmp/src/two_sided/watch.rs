@@ -40,12 +40,14 @@ pub struct Stuck {
     pub since: Duration,
 }
 
-/// The first request that a stream has not passed.
+/// The first request that a stream has not passed. Of several at one position, which one call
+/// enqueued, one that lacks something.
 #[derive(Clone, Copy, Debug)]
 struct Front {
     stream: u64,
     order: u64,
     key: RequestKey,
+    lacks: bool,
 }
 
 /// The requests at which streams wait.
@@ -62,10 +64,17 @@ impl Watch {
         self.fronts.clear();
         for (key, entry) in requests.iter() {
             for (stream, order) in waits_of(entry) {
+                let new = Front {
+                    stream,
+                    order,
+                    key,
+                    lacks: lack(peers, entry).is_some(),
+                };
                 match self.fronts.iter_mut().find(|front| front.stream == stream) {
                     Some(front) if front.order < order => {}
-                    Some(front) => *front = Front { stream, order, key },
-                    None => self.fronts.push(Front { stream, order, key }),
+                    Some(front) if front.order == order && (front.lacks || !new.lacks) => {}
+                    Some(front) => *front = new,
+                    None => self.fronts.push(new),
                 }
             }
         }
