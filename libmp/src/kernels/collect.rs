@@ -88,6 +88,6 @@ impl Kernels {
     pub unsafe fn collect(&self, stream: &Stream, params: &Collect) -> Result<()> {
         // SAFETY: the kernel accesses what `Collect` names, which the caller guarantees to be
         // valid.
-        Ok(unsafe { stream.launch(&self.collect, self.unpack, params) }?)
+        Ok(unsafe { stream.launch(&self.collect, self.copying, params) }?)
     }
 }

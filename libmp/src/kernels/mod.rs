@@ -44,8 +44,10 @@ pub(crate) struct Kernels {
     strided: Kernel,
     moves: Kernel,
     collect: Kernel,
-    unpack: Dims,
-    stamp: Dims,
+    /// One block that copies payloads.
+    copying: Dims,
+    /// One block that patches work requests.
+    patching: Dims,
     /// Maximum number of blocks of several tasks.
     blocks: u32,
 }
@@ -78,8 +80,8 @@ impl Kernels {
             strided: module.kernel("mp_strided")?,
             moves: module.kernel("mp_moves")?,
             collect: module.kernel("mp_collect")?,
-            unpack: block(256),
-            stamp: block(32),
+            copying: block(256),
+            patching: block(32),
             // As `moves_of`: one block of the soft GPU executes all tasks.
             blocks: if gpu.is_software() { 1 } else { u32::MAX },
         })
@@ -114,9 +116,9 @@ impl Kernels {
         // SAFETY: the kernel accesses what `Unpack` names, which the caller guarantees to be valid.
         unsafe {
             match passed {
-                None => stream.launch(kernel, self.unpack, params.bytes())?,
+                None => stream.launch(kernel, self.copying, params.bytes())?,
                 Some(passed) => {
-                    stream.launch_waiting(kernel, self.unpack, params.bytes(), passed)?
+                    stream.launch_waiting(kernel, self.copying, params.bytes(), passed)?
                 }
             }
         }
@@ -142,7 +144,7 @@ impl Kernels {
             &self.stamp_16
         };
         // SAFETY: the kernel accesses what `Stamp` names, which the caller guarantees to be valid.
-        unsafe { stream.launch(kernel, self.stamp, params.bytes()) }?;
+        unsafe { stream.launch(kernel, self.patching, params.bytes()) }?;
         Ok(())
     }
 
@@ -157,7 +159,7 @@ impl Kernels {
         // Blocks do not wait for each other, so one block executes all ordered puts.
         let dims = match (params.count, params.done) {
             (1, 0) => stream.gpu().dims_for(bytes / 64),
-            _ => self.unpack,
+            _ => self.copying,
         };
         // SAFETY: the kernel accesses what `Puts` names, which the caller guarantees to be valid.
         Ok(unsafe { stream.launch(&self.put, dims, params.bytes()) }?)
@@ -174,7 +176,7 @@ impl Kernels {
         // Blocks do not wait for each other, so one block stores the result.
         let dims = match params.result {
             0 => stream.gpu().dims_for(params.len / 16),
-            _ => self.unpack,
+            _ => self.copying,
         };
         // SAFETY: the kernel accesses what `Pieces` names, which the caller guarantees to be valid.
         Ok(unsafe { stream.launch(&self.strided, dims, params) }?)

@@ -48,7 +48,7 @@ impl Kernels {
         let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1 && task.waits != 1));
         let kernels = [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_46];
         // SAFETY: the kernels access what `Unpack` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.unpack, tasks.map(Unpack::bytes)) }
+        unsafe { self.launch_all(stream, kernels, self.copying, tasks.map(Unpack::bytes)) }
     }
 
     /// Enqueues the senders' kernel of messages with at most one work request each: a launch for
@@ -67,7 +67,7 @@ impl Kernels {
         let tasks = tasks.inspect(|task| debug_assert!(task.chunks <= 1));
         let kernels = [&self.stamp_1, &self.stamp_all_8, &self.stamp_all_30];
         // SAFETY: the kernels access what `Stamp` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.stamp, tasks.map(Stamp::bytes)) }
+        unsafe { self.launch_all(stream, kernels, self.patching, tasks.map(Stamp::bytes)) }
     }
 
     /// Enqueues groups of puts by copies, in any order among each other: a launch for each

@@ -201,7 +201,7 @@ fn word_that_changes_during_the_kernel_is_the_same_for_all_threads() {
     const LEN: usize = 300;
     let gpu = Gpu::soft().unwrap();
     let mut kernels = Kernels::of(&gpu).unwrap();
-    kernels.unpack = Dims::linear(1, 100);
+    kernels.copying = Dims::linear(1, 100);
     let (stream, memory) = (
         gpu.stream().unwrap(),
         gpu.alloc(MemoryKind::Pinned, BYTES).unwrap(),

@@ -83,8 +83,8 @@ impl Bench {
             base: 0,
             sim,
         };
-        bench.kernels.unpack = Dims::linear(1, threads);
-        bench.kernels.stamp = Dims::linear(1, threads);
+        bench.kernels.copying = Dims::linear(1, threads);
+        bench.kernels.patching = Dims::linear(1, threads);
         bench.clear();
         bench
     }
