@@ -102,17 +102,13 @@ using PutTasks = Tasks<Puts, Capacity>;
 
 static_assert(sizeof(PutTasks<8>) == 520 && sizeof(PutTasks<63>) == 4040, "layout");
 
-// Groups have no order among each other.
-template <u32 Capacity>
-GDS_DEVICE void put_all(const PutTasks<Capacity>& p) {
-    GDS_NO_UNROLL
-    for (u32 i = blockIdx.x; i < p.count; i += gridDim.x) put_group(p.task[i], {threadIdx.x, blockDim.x});
-}
+// A task of a launch of several: groups have no order among each other.
+GDS_DEVICE void put_task(const Puts& p) { put_group(p, {threadIdx.x, blockDim.x}); }
 
 }  // namespace mp
 
 GDS_KERNEL(mp_put, mp::Puts, p) {
     mp::put_group(p, {blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x});
 }
-GDS_KERNEL(mp_put_all_8, mp::PutTasks<8>, p) { mp::put_all(p); }
-GDS_KERNEL(mp_put_all_63, mp::PutTasks<63>, p) { mp::put_all(p); }
+GDS_KERNEL(mp_put_all_8, mp::PutTasks<8>, p) { mp::run_all<mp::put_task>(p); }
+GDS_KERNEL(mp_put_all_63, mp::PutTasks<63>, p) { mp::run_all<mp::put_task>(p); }

@@ -80,7 +80,10 @@ fn rank_that_dies_during_the_wait_is_not_waited_for() {
         let e = recv.wait_on(&stream).unwrap_err();
         let took = rank.host.now().since(before);
         peer_failed(&e, 1);
-        assert!((secs(1) - SLACK..secs(1) + SLACK).contains(&took), "{took:?}");
+        assert!(
+            (secs(1) - SLACK..secs(1) + SLACK).contains(&took),
+            "{took:?}"
+        );
         assert!(stream.is_idle().unwrap());
     });
 }

@@ -55,9 +55,7 @@ fn long_messages_arrive_in_memory_that_cannot_be_mapped() {
             ctx.irecv(Source::Any, 3, &at(2)).unwrap(),
         ];
         let prepared = [at(3)];
-        let prepared = ctx
-            .prepare_recv(&RecvOp::new(peer, 4, &prepared))
-            .unwrap();
+        let prepared = ctx.prepare_recv(&RecvOp::new(peer, 4, &prepared)).unwrap();
         prepared.post_on(&stream).unwrap();
         requests.push(prepared);
         for request in &requests[..2] {
@@ -138,7 +136,10 @@ fn ranks_with_different_paths_refuse_each_other() {
                 _ => ctx.post_recv(&RecvOp::new(peer, 1, &segments)).map(drop),
             };
             let e = e.unwrap_err();
-            assert!(matches!(e.kind(), Kind::Protocol | Kind::PeerFailed(_)), "{e}");
+            assert!(
+                matches!(e.kind(), Kind::Protocol | Kind::PeerFailed(_)),
+                "{e}"
+            );
             assert_eq!(e.rank(), Some(peer), "{e}");
         },
     );

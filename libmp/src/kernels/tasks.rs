@@ -85,7 +85,7 @@ impl Kernels {
     ) -> Result<()> {
         let kernels = [&self.put, &self.put_all_8, &self.put_all_63];
         // SAFETY: the kernels access what `Puts` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.unpack, tasks.map(Puts::bytes)) }
+        unsafe { self.launch_all(stream, kernels, self.copying, tasks.map(Puts::bytes)) }
     }
 
     /// Enqueues tasks of equal length. `kernels`: for one task, for few, and for most; `block`: the

@@ -157,7 +157,10 @@ impl Shared {
 
     /// The oldest control message that waits, if it can be handled now.
     pub fn next_held(&mut self) -> Option<Control> {
-        let can = self.held.front().is_some_and(|first| self.can_handle(first));
+        let can = self
+            .held
+            .front()
+            .is_some_and(|first| self.can_handle(first));
         can.then(|| self.held.pop_front())?
     }
 
@@ -259,4 +262,3 @@ fn too_many(what: &str) -> Error {
     let what = format!("the peer has sent too many {what}");
     Error::new(MAP, Kind::Protocol, what).with_limit(KEPT, "descriptors or messages")
 }
-

@@ -2,9 +2,9 @@
 
 use std::mem;
 
-use gdsync::{Status, Stream};
 use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor, Qp};
+use gdsync::{Status, Stream};
 
 use super::{Lane, Put, copy, foreign, nic};
 use crate::error::{Error, Result};

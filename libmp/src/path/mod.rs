@@ -110,7 +110,16 @@ impl Paths {
         let word = device.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
         let (options, error) = (NicOptions::default(), word.word32(0).unwrap());
         let kernels = Kernels::of(device.gpu()).ok();
-        Paths::open(1 << 16, Vec::new(), device, &options, Duration::ZERO, &error, kernels).unwrap()
+        Paths::open(
+            1 << 16,
+            Vec::new(),
+            device,
+            &options,
+            Duration::ZERO,
+            &error,
+            kernels,
+        )
+        .unwrap()
     }
 
     /// The path of messages to `peer`.

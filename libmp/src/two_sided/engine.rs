@@ -63,7 +63,10 @@ impl Engine {
         let observers = Observers::open((rank, size), gpu, config.trace.as_deref().map(file))?;
         let error = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
         error.store(0)?;
-        let mapped = mapped(&*bootstrap, config.path.map_or_else(PathChoice::from_env, Ok)?);
+        let mapped = mapped(
+            &*bootstrap,
+            config.path.map_or_else(PathChoice::from_env, Ok)?,
+        );
         let paths = Paths::open(
             rank,
             mapped,

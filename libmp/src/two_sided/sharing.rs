@@ -29,13 +29,7 @@ impl Engine {
 
     /// Puts the descriptor of memory into the outbox, if the peer was not sent it before. `false`:
     /// the memory cannot be shared.
-    fn send_memory(
-        &self,
-        state: &mut State,
-        rank: u32,
-        key: u32,
-        region: &Region,
-    ) -> Result<bool> {
+    fn send_memory(&self, state: &mut State, rank: u32, key: u32, region: &Region) -> Result<bool> {
         let none = || not_connected(SHARE, rank);
         let peer = state.peers.get_mut(rank).ok_or_else(none)?;
         if peer.link.shared.named(key).is_some() {
@@ -145,7 +139,12 @@ impl Engine {
                 continue;
             };
             if let Err(e) = peer.link.shared.keep_descriptor(fd) {
-                self.give_up(state, rank, Status::BAD_RESPONSE, Cause::Protocol(e.sentence()));
+                self.give_up(
+                    state,
+                    rank,
+                    Status::BAD_RESPONSE,
+                    Cause::Protocol(e.sentence()),
+                );
             }
         }
         Ok(any)

@@ -206,7 +206,13 @@ impl Engine {
                     true => Ok(()),
                     false => {
                         let order = state.requests.next_order();
-                        note_waiter(&mut state.requests, key, stream, order, stream.record().ok())
+                        note_waiter(
+                            &mut state.requests,
+                            key,
+                            stream,
+                            order,
+                            stream.record().ok(),
+                        )
                     }
                 }
             }

@@ -9,7 +9,7 @@ use gdsync::{Status, Stream};
 use super::lane::PutState;
 use super::{Lane, Put};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{Kernels, PUTS, PUT_TASKS, Puts};
+use crate::kernels::{Kernels, PUT_TASKS, PUTS, Puts};
 use crate::path::uncaptured;
 
 /// Number of bytes from which a put has its own kernel launch.
@@ -115,7 +115,9 @@ pub(crate) fn post_puts(
     if enqueued.is_err() {
         if launched || tasks.len() > PUT_TASKS {
             // The remaining puts are not enqueued.
-            lanes.iter_mut().for_each(|lane| lane.fail(Status::LOCAL_QP_OPERATION));
+            lanes
+                .iter_mut()
+                .for_each(|lane| lane.fail(Status::LOCAL_QP_OPERATION));
         }
         return enqueued;
     }
@@ -141,7 +143,10 @@ fn of<'l>(lanes: &'l [&mut Lane], group: &[Put]) -> Option<&'l Lane> {
 
 fn of_mut<'l>(lanes: &'l mut [&mut Lane], group: &[Put]) -> Option<&'l mut Lane> {
     let id = group.first()?.lane;
-    lanes.iter_mut().find(|lane| lane.id == id).map(|lane| &mut **lane)
+    lanes
+        .iter_mut()
+        .find(|lane| lane.id == id)
+        .map(|lane| &mut **lane)
 }
 
 /// Checks that a stream can execute puts of `lanes`, and returns the kernels.
@@ -185,12 +190,7 @@ impl Lane {
         }
     }
 
-    fn enqueue(
-        &mut self,
-        stream: &Stream,
-        list: &[Descriptor<'_>],
-        items: &[Item],
-    ) -> Result<()> {
+    fn enqueue(&mut self, stream: &Stream, list: &[Descriptor<'_>], items: &[Item]) -> Result<()> {
         let (mut tasks, mut puts) = (mem::take(&mut self.tasks), mem::take(&mut self.run));
         let mut at = 0;
         let mut enqueued = Ok(());
