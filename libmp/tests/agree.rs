@@ -43,7 +43,7 @@ fn survivors_name_the_rank_that_died_and_continue() {
         for known in [false, true] {
             println!("{death:?} {known}");
             play(1, 4, move |rank| {
-                let ctx = rank.open(|b| b.timeout(secs(1)));
+                let ctx = rank.open(|b| death.build(b).timeout(secs(1)));
                 if known && rank.me % 2 == 1 {
                     exchange(&ctx, 4 - rank.me, 1);
                 }

@@ -165,8 +165,11 @@ impl Side {
 
     /// Calls that connect the ranks, which both make at the same time.
     fn connect(&mut self) {
-        for tag in [SHORT_TAG, LARGE_TAG] {
-            self.wait_all(&self.exchange(tag, LEN));
+        // With mapped memory, a peer maps the memory of large receives at their first use.
+        for len in [LEN, LARGE] {
+            for tag in [SHORT_TAG, LARGE_TAG] {
+                self.wait_all(&self.exchange(tag, len));
+            }
         }
         self.halos.iter().for_each(|halo| self.step(halo));
         self.all.barrier_on(&self.stream).unwrap();

@@ -473,7 +473,7 @@ fn stream_that_is_late_for_an_arrived_message_causes_no_warning() {
 /// leaves. Rank 0 then finds that rank 1 is gone, and that all messages were refused.
 fn refuses_and_leaves(finds: fn(&Rank, &Context, &[Request])) {
     const REFUSED: usize = 200;
-    let build = |b: Builder| build(b).depth(256);
+    let build = |b: Builder| by_nic(build(b)).depth(256);
     play(1, 2, move |rank| {
         if rank.me == 1 {
             let ctx = rank.open(build);

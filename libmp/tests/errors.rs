@@ -312,7 +312,7 @@ fn dead_peers_have_other_texts_than_living_ones() {
 #[test]
 fn send_to_a_nic_that_does_not_answer_says_that_retries_are_exhausted() {
     play(1, 2, |rank| {
-        let ctx = rank.open(|b| b.timeout(secs(20)));
+        let ctx = rank.open(|b| by_nic(b).timeout(secs(20)));
         if rank.me == 1 {
             recv(&ctx, 0, 3, SMALL);
             return Death::Freezes.end(rank, ctx, 1);

@@ -89,7 +89,7 @@ fn first_use_of_a_dead_rank_fails_and_names_it() {
     for death in Death::ALL {
         for sends in [false, true] {
             play(4, 3, move |rank| {
-                let ctx = rank.open(build);
+                let ctx = rank.open(|b| death.build(build(b)));
                 rank.barrier();
                 match rank.me {
                     VICTIM => return death.end(rank, ctx, 3),

@@ -183,49 +183,46 @@ fn requests_match_in_the_order_in_which_they_were_prepared() {
 /// A refused post leaves the request as it was: it is posted by the CPU instead.
 #[test]
 fn a_refused_request_stays_prepared() {
-    pair(
-        |b| b,
-        |rank, ctx| {
-            let (stream, other) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
-            let foreign = gdsync::Gpu::soft_with(rank.host.clone(), Default::default()).unwrap();
-            let foreign = foreign.stream().unwrap();
-            for (tag, len) in (0..).step_by(2).zip(SIZES) {
-                let (data, into) = (slice(ctx, len), slice(ctx, len));
-                data.memory().write(0, &payload(rank.me, len)).unwrap();
-                let peer = rank.peer();
-                // Nothing is posted behind a request of the stream that is prepared and not posted.
-                let own = std::slice::from_ref(&data);
-                let first = SendOp::new(peer, tag + 1, own).on(&stream);
-                let first = ctx.prepare_send(&first).unwrap();
-                let recv = prepare_recv(ctx, peer, tag, &into);
-                let send = prepare_send(ctx, peer, tag, &data);
-                let e = send.post_on(&stream).unwrap_err();
-                assert_eq!(e.kind(), Kind::Gdsync(gdsync::Kind::OutOfOrder), "{e}");
-                let e = recv.post_on(&foreign).unwrap_err();
-                assert_eq!(e.kind(), Kind::Gdsync(gdsync::Kind::Foreign), "{e}");
-                let e = first.post_on(&other).unwrap_err();
-                assert_eq!(e.kind(), Kind::Invalid, "{e}");
-                for refused in [&recv, &send, &first] {
-                    assert_eq!(refused.test().unwrap_err().kind(), Kind::NoSuchRequest);
-                }
-                first.cancel().unwrap();
-                recv.post().unwrap();
-                send.post().unwrap();
-                assert_eq!(send.post_on(&stream).unwrap_err().kind(), Kind::Busy);
-                recv.wait(LIMIT).unwrap();
-                send.wait(LIMIT).unwrap();
-                assert_eq!(content(&into), payload(peer, len));
-                // The lane is usable.
-                let recv = ctx.irecv_on(&stream, peer, tag, &into).unwrap();
-                ctx.isend_on(&stream, peer, tag, &data)
-                    .unwrap()
-                    .wait_on(&stream)
-                    .unwrap();
-                recv.wait_on(&stream).unwrap();
-                synchronize(&stream);
+    pair(by_nic, |rank, ctx| {
+        let (stream, other) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
+        let foreign = gdsync::Gpu::soft_with(rank.host.clone(), Default::default()).unwrap();
+        let foreign = foreign.stream().unwrap();
+        for (tag, len) in (0..).step_by(2).zip(SIZES) {
+            let (data, into) = (slice(ctx, len), slice(ctx, len));
+            data.memory().write(0, &payload(rank.me, len)).unwrap();
+            let peer = rank.peer();
+            // Nothing is posted behind a request of the stream that is prepared and not posted.
+            let own = std::slice::from_ref(&data);
+            let first = SendOp::new(peer, tag + 1, own).on(&stream);
+            let first = ctx.prepare_send(&first).unwrap();
+            let recv = prepare_recv(ctx, peer, tag, &into);
+            let send = prepare_send(ctx, peer, tag, &data);
+            let e = send.post_on(&stream).unwrap_err();
+            assert_eq!(e.kind(), Kind::Gdsync(gdsync::Kind::OutOfOrder), "{e}");
+            let e = recv.post_on(&foreign).unwrap_err();
+            assert_eq!(e.kind(), Kind::Gdsync(gdsync::Kind::Foreign), "{e}");
+            let e = first.post_on(&other).unwrap_err();
+            assert_eq!(e.kind(), Kind::Invalid, "{e}");
+            for refused in [&recv, &send, &first] {
+                assert_eq!(refused.test().unwrap_err().kind(), Kind::NoSuchRequest);
             }
-        },
-    );
+            first.cancel().unwrap();
+            recv.post().unwrap();
+            send.post().unwrap();
+            assert_eq!(send.post_on(&stream).unwrap_err().kind(), Kind::Busy);
+            recv.wait(LIMIT).unwrap();
+            send.wait(LIMIT).unwrap();
+            assert_eq!(content(&into), payload(peer, len));
+            // The lane is usable.
+            let recv = ctx.irecv_on(&stream, peer, tag, &into).unwrap();
+            ctx.isend_on(&stream, peer, tag, &data)
+                .unwrap()
+                .wait_on(&stream)
+                .unwrap();
+            recv.wait_on(&stream).unwrap();
+            synchronize(&stream);
+        }
+    });
 }
 
 /// Rank 1 posts a receive on one stream, and waits for it on another.

@@ -4,7 +4,7 @@
 mod sim;
 
 use gdsync::Stream;
-use mp::{Context, Kind, NULL_RANK, RecvOp, Request, SendOp, SizeSource, Slice, Source};
+use mp::{Builder, Context, Kind, NULL_RANK, RecvOp, Request, SendOp, SizeSource, Slice, Source};
 use sim::gate::Gate;
 use sim::{LARGE, LIMIT, Rank, SMALL, millis, play, secs, slice};
 
@@ -12,8 +12,16 @@ const RANKS: u32 = 4;
 
 /// Runs `body` on all ranks.
 fn all(body: impl Fn(&Rank, &Context) + Clone + 'static) {
+    all_with(|b| b, body);
+}
+
+/// As [`all`], with contexts built by `build`.
+fn all_with(
+    build: impl Fn(Builder) -> Builder + Clone + 'static,
+    body: impl Fn(&Rank, &Context) + Clone + 'static,
+) {
     play(1, RANKS, move |rank| {
-        let ctx = rank.open(|b| b);
+        let ctx = rank.open(&build);
         body(rank, &ctx);
         rank.barrier();
         ctx.close(LIMIT).unwrap();
@@ -298,7 +306,7 @@ impl Exchange {
 #[test]
 fn posts_to_several_ranks_are_one_submission() {
     for len in [SMALL, LARGE] {
-        all(move |rank, ctx| {
+        all_with(by_nic, move |rank, ctx| {
             let (stream, gate) = (ctx.gpu().stream().unwrap(), Gate::new(ctx.gpu()));
             for round in 0..40 {
                 let mut messages = prepare(rank, ctx, 1, len);
@@ -325,7 +333,7 @@ fn posts_to_several_ranks_are_one_submission() {
 /// The receives are posted, so the sends are whole: one list, without kernels.
 #[test]
 fn sends_above_the_eager_limit_whose_receives_are_posted_are_one_submission() {
-    all(move |rank, ctx| {
+    all_with(by_nic, move |rank, ctx| {
         let stream = ctx.gpu().stream().unwrap();
         for tag in [1, 1, 2] {
             let mut messages = prepare(rank, ctx, tag, LARGE);
@@ -421,7 +429,7 @@ fn requests_of_all_kinds_are_posted_at_once() {
 #[test]
 fn one_refused_request_and_none_is_posted() {
     for len in [SMALL, LARGE] {
-        all(move |rank, ctx| {
+        all_with(by_nic, move |rank, ctx| {
             let [stream, other] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
             let (next, last) = rank.neighbours();
             let mut messages = prepare(rank, ctx, 1, len);

@@ -64,7 +64,7 @@ fn wait_for_many_receives_is_a_list_and_a_kernel_for_each_46_of_them() {
     const EACH: usize = 46;
     for len in [SMALL, LARGE] {
         play(1, 2, move |rank| {
-            let ctx = rank.open(|b| b.depth(128));
+            let ctx = rank.open(|b| by_nic(b).depth(128));
             let stream = ctx.gpu().stream().unwrap();
             for (count, kernels) in [(1, 1), (2, 1), (26, 1), (EACH, 1), (EACH + 1, 2), (MANY, 3)] {
                 if rank.me == 1 {
@@ -245,7 +245,7 @@ fn messages_that_never_fit_the_queue_are_refused_at_once() {
         let queues = QpConfig::default().send_blocks(BLOCKS);
         let nic = NicOptions::default().queues(queues);
         let timeout = secs(10);
-        let ctx = rank.open(|b| b.timeout(timeout).nic(nic));
+        let ctx = rank.open(|b| by_nic(b).timeout(timeout).nic(nic));
         let recv = |into| ctx.irecv(0, 1, into).unwrap();
         if rank.me == 1 {
             let into = slice(&ctx, SMALL);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::budget::{Budget, Share};
+use crate::budget::{Budget, Reserved};
 use crate::protect::Key;
 use crate::span::Span;
 use crate::{DevAddr, Error};
@@ -81,7 +81,7 @@ pub(crate) struct Backing {
     /// The address that all others use.
     span: Span,
     /// Its part of the GPU's memory budget, if it is GPU memory.
-    _share: Option<Share>,
+    _share: Option<Reserved>,
 }
 
 impl Backing {

@@ -13,9 +13,9 @@ pub(crate) struct Budget {
     used: AtomicUsize,
 }
 
-/// A part of a budget, returned when dropped.
+/// A part of a GPU's memory size, returned when dropped.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub struct Reserved {
     budget: Arc<Budget>,
     len: usize,
 }
@@ -30,11 +30,15 @@ impl Budget {
     ///
     /// # Errors
     /// Less than `len` bytes are left.
-    pub(crate) fn take(self: &Arc<Budget>, what: &'static str, len: usize) -> Result<Share, Error> {
+    pub(crate) fn take(
+        self: &Arc<Budget>,
+        what: &'static str,
+        len: usize,
+    ) -> Result<Reserved, Error> {
         let limit = self.limit;
         let more = |used: usize| used.checked_add(len).filter(|used| *used <= limit);
         match (self.used).fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
-            Ok(_) => Ok(Share {
+            Ok(_) => Ok(Reserved {
                 budget: Arc::clone(self),
                 len,
             }),
@@ -48,7 +52,7 @@ impl Budget {
     }
 }
 
-impl Drop for Share {
+impl Drop for Reserved {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.len, Ordering::Relaxed);
     }

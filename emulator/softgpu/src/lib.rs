@@ -44,6 +44,7 @@ mod table;
 mod window;
 
 pub use addr::DevAddr;
+pub use budget::Reserved;
 pub use config::{Caps, Config, Weak};
 pub use error::{DeviceError, Error, Fault, Object};
 pub use event::Event;

@@ -16,7 +16,7 @@ use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
 use gdsync::rdma::Device;
 use gdsync::{EmulatedOptions, Gpu, Status};
 use mp::bootstrap::Local;
-use mp::{Bootstrap, Builder, Context, Kind, Progress, Request, Slice, Source};
+use mp::{Bootstrap, Builder, Context, Kind, PathChoice, Progress, Request, Slice, Source};
 use vmlx5::fabric::NodeId;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig};
@@ -208,6 +208,11 @@ impl Rank {
     }
 }
 
+/// A context whose messages use the NIC, for tests of the NIC and of its limits.
+pub fn by_nic(builder: Builder) -> Builder {
+    builder.path(PathChoice::Nic)
+}
+
 /// How a rank dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Death {
@@ -223,6 +228,14 @@ pub enum Death {
 
 impl Death {
     pub const ALL: [Death; 4] = [Death::Leaves, Death::Closes, Death::IsCut, Death::Freezes];
+
+    /// A context for this death: no fault cuts a rank off from memory that others have mapped.
+    pub fn build(self, builder: Builder) -> Builder {
+        match self {
+            Death::IsCut => by_nic(builder),
+            _ => builder,
+        }
+    }
 
     /// Ends the rank that dies; rank 0, which survives, reaches `barriers` barriers.
     pub fn end(self, rank: &Rank, ctx: Context, barriers: u64) {

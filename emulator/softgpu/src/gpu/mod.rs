@@ -351,6 +351,15 @@ impl Gpu {
         PinnedMemory::new(&self.0.core, Backing::pinned(len, &self.0.core.budget)?)
     }
 
+    /// Takes `len` bytes of the GPU's memory size, for host memory of the caller that counts as the
+    /// GPU's. They are returned when the value is dropped.
+    ///
+    /// # Errors
+    /// Less than `len` bytes are left.
+    pub fn reserve(&self, len: usize) -> Result<Reserved, Error> {
+        self.0.core.budget.take("pinned memory", len)
+    }
+
     /// Registers host memory of the caller, and keeps `owner` alive until no operation can access
     /// the memory any more.
     ///

@@ -150,7 +150,11 @@ enum Memory {
     /// Pinned memory of the library.
     // Only the virtual NIC uses the registration.
     #[cfg_attr(not(feature = "emulated"), allow(dead_code))]
-    Pinned(softgpu::HostRegistration, Arc<host::Owned>),
+    /// The registration, and the memory with its part of the GPU's memory size.
+    Pinned(
+        softgpu::HostRegistration,
+        Arc<(host::Owned, softgpu::Reserved)>,
+    ),
     /// Host memory of the application, or of another process.
     Host(softgpu::HostRegistration),
 }
@@ -195,7 +199,7 @@ impl Backing for Memory {
                 offset: 0,
                 len: memory.len() as u64,
             }),
-            Memory::Pinned(memory, owned) => owned.piece().share(memory.len()),
+            Memory::Pinned(memory, owned) => owned.0.piece().share(memory.len()),
             Memory::Host(_) => {
                 let what = "the region is host memory of the application, or memory of another \
                             process; only memory that the library allocated here can be shared";
@@ -363,12 +367,14 @@ impl Runtime for SoftRuntime {
                 Ok(self.device(memory))
             }
             MemoryKind::Pinned => {
-                let owned = Arc::new(host::Owned::new(&self.pinned, len)?);
-                let base = owned.piece().base();
+                const OPERATION: &str = "allocate pinned memory";
+                let reserved = self.gpu.reserve(len).map_err(|e| system(OPERATION, &e))?;
+                let owned = Arc::new((host::Owned::new(&self.pinned, len)?, reserved));
+                let base = owned.0.piece().base();
                 let owner = Arc::clone(&owned);
                 let of = |memory| Memory::Pinned(memory, owned);
                 // SAFETY: the owner keeps the memory, which only devices and regions access.
-                unsafe { self.host_memory("allocate pinned memory", base, len, Some(owner), of) }
+                unsafe { self.host_memory(OPERATION, base, len, Some(owner), of) }
             }
         }
     }
