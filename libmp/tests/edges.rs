@@ -8,7 +8,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use mp::{Builder, Context, Error, Full, Kind, Progress, RecvOp, Request, SendOp, Source};
 use sim::gate::Gate;
-use sim::{Death, LARGE, LIMIT, Rank, SMALL, millis, pair, peer_failed, play};
+use sim::{Death, LARGE, LIMIT, Rank, SMALL, by_nic, millis, pair, peer_failed, play};
 use sim::{recv, recv_on, secs, send, slice};
 
 const DEPTH: u32 = 2;

@@ -10,7 +10,9 @@ use std::time::Duration;
 use gdsync::Status;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Builder, Context, Error, Kind, RecvOp, Request, SendOp, Source};
-use sim::{Death, LIMIT, Rank, SMALL, millis, pair, play, recv, recv_on, secs, send, slice};
+use sim::{
+    Death, LIMIT, Rank, SMALL, by_nic, millis, pair, play, recv, recv_on, secs, send, slice,
+};
 
 const LARGE: usize = 1 << 20;
 const TIMEOUT: Duration = secs(2);

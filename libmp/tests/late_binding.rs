@@ -8,7 +8,7 @@ use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
 use mp::{Context, Kind, NULL_RANK, RecvOp, Request, SendOp, SizeSource, Slice, Source};
 use sim::gate::Gate;
-use sim::{LARGE, LIMIT, Rank, SMALL, millis, pair, slice};
+use sim::{LARGE, LIMIT, Rank, SMALL, by_nic, millis, pair, slice};
 
 const SIZES: [usize; 2] = [SMALL, LARGE];
 

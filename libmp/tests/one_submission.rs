@@ -6,7 +6,7 @@ mod sim;
 use gdsync::Stream;
 use mp::{Builder, Context, Kind, NULL_RANK, RecvOp, Request, SendOp, SizeSource, Slice, Source};
 use sim::gate::Gate;
-use sim::{LARGE, LIMIT, Rank, SMALL, millis, play, secs, slice};
+use sim::{LARGE, LIMIT, Rank, SMALL, by_nic, millis, play, secs, slice};
 
 const RANKS: u32 = 4;
 

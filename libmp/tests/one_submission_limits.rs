@@ -13,7 +13,7 @@ use gdsync::gpu::{Observer, Passed, Work};
 use gdsync::rdma::QpConfig;
 use mp::{Builder, Context, Full, Kind, NicOptions, RecvOp, Request, SendOp};
 use sim::gate::Gate;
-use sim::{LARGE, LIMIT, Rank, SMALL, play, secs, send, slice};
+use sim::{LARGE, LIMIT, Rank, SMALL, by_nic, play, secs, send, slice};
 
 /// Messages of a call in each direction.
 const MANY: usize = 100;

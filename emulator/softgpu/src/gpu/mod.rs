@@ -27,7 +27,7 @@ use crate::posted::Posted;
 use crate::protect::Key;
 use crate::queue::{Consumer, Line, Ring};
 use crate::table::Table;
-use crate::{Caps, Config, DeviceError, Dims, Error, Kernel};
+use crate::{Caps, Config, DeviceError, Dims, Error, Kernel, Reserved};
 
 /// A software GPU. Clones share it. It creates memory, streams and events; the [`Engine`], which a
 /// driver steps, executes them.
