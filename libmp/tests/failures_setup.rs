@@ -6,6 +6,8 @@ mod sim;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -187,6 +189,18 @@ impl Bootstrap for Corrupt {
 
     fn gone(&self, rank: u32) -> bool {
         self.inner.gone(rank)
+    }
+
+    fn host(&self, rank: u32) -> Option<u64> {
+        self.inner.host(rank)
+    }
+
+    fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
+        self.inner.send_fd(to, topic, fd)
+    }
+
+    fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
+        self.inner.receive_fd(topic)
     }
 }
 

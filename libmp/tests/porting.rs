@@ -97,6 +97,7 @@ fn prepared_request_with_the_null_rank_is_cancelled_or_dropped() {
 
 #[test]
 fn receive_from_any_rank_ignores_the_null_rank() {
+    static TESTED: Barrier = Barrier::new(2);
     ranks(2, |ctx| {
         let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
         let [into, other] = [0, 32].map(|at| memory.slice(at, 32).unwrap());
@@ -104,6 +105,7 @@ fn receive_from_any_rank_ignores_the_null_rank() {
         ended_with_null(&ctx.irecv(NULL_RANK, 5, &other).unwrap(), 5);
         ended_with_null(&ctx.isend(NULL_RANK, 5, &other).unwrap(), 5);
         assert_eq!(any.test().unwrap(), None);
+        TESTED.wait();
         memory.write(32, &[ctx.rank() as u8 + 1; 32]).unwrap();
         let peer = 1 - ctx.rank();
         ctx.isend(peer, 5, &other).unwrap().wait(LIMIT).unwrap();

@@ -9,7 +9,7 @@ use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Condition, MemoryKind};
 use mp::{Context, Kind, Memory, NULL_RANK, RecvOp, Request, SendOp, Window};
 use sim::gate::Gate;
-use sim::{LIMIT, Rank, SMALL, millis, pair, play, slice};
+use sim::{LIMIT, Rank, SMALL, by_nic, millis, pair, play, slice};
 use vmlx5::fabric::faults::Faults;
 
 /// Layout of the windows: a part for each rank, and words behind them.
@@ -171,7 +171,7 @@ fn quiet_waits_for_prepared_puts_that_are_posted() {
 #[test]
 fn puts_and_messages_are_posted_in_one_submission() {
     play(1, RANKS, |rank| {
-        let ctx = rank.open(|b| b);
+        let ctx = rank.open(by_nic);
         let (window, stream) = (
             window(&ctx, MemoryKind::Device),
             ctx.gpu().stream().unwrap(),
@@ -295,58 +295,55 @@ fn bad_arguments_are_refused_when_an_operation_is_prepared() {
 /// A request that is not posted cannot be waited for; it is cancelled, dropped, or posted once.
 #[test]
 fn a_prepared_request_is_posted_once_or_never() {
-    pair(
-        |b| b,
-        |rank, ctx| {
-            let (peer, window) = (rank.peer(), window(ctx, MemoryKind::Pinned));
-            let [stream, other] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
-            let data = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
-            data.write(0, &[9; 64]).unwrap();
-            let prepare = || window.prepare_put(peer, 0, &data.all()).unwrap();
-            let kind = |result: mp::Result<()>| result.unwrap_err().kind();
+    pair(by_nic, |rank, ctx| {
+        let (peer, window) = (rank.peer(), window(ctx, MemoryKind::Pinned));
+        let [stream, other] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
+        let data = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+        data.write(0, &[9; 64]).unwrap();
+        let prepare = || window.prepare_put(peer, 0, &data.all()).unwrap();
+        let kind = |result: mp::Result<()>| result.unwrap_err().kind();
 
-            let put = prepare();
-            assert_eq!(kind(put.wait(LIMIT).map(drop)), Kind::NoSuchRequest);
-            assert_eq!(kind(put.wait_on(&stream)), Kind::NoSuchRequest);
-            put.cancel().unwrap();
-            assert_eq!(kind(put.test().map(drop)), Kind::Cancelled);
-            assert_eq!(kind(put.post()), Kind::Busy);
-            assert_eq!(kind(put.post_on(&stream)), Kind::Busy);
-            drop((prepare(), prepare()));
-            rank.barrier();
-            rank.pass(millis(5));
-            assert_eq!(bytes(window.memory(), 0, 64), [0; 64]);
-            rank.barrier();
+        let put = prepare();
+        assert_eq!(kind(put.wait(LIMIT).map(drop)), Kind::NoSuchRequest);
+        assert_eq!(kind(put.wait_on(&stream)), Kind::NoSuchRequest);
+        put.cancel().unwrap();
+        assert_eq!(kind(put.test().map(drop)), Kind::Cancelled);
+        assert_eq!(kind(put.post()), Kind::Busy);
+        assert_eq!(kind(put.post_on(&stream)), Kind::Busy);
+        drop((prepare(), prepare()));
+        rank.barrier();
+        rank.pass(millis(5));
+        assert_eq!(bytes(window.memory(), 0, 64), [0; 64]);
+        rank.barrier();
 
-            // The first stream refuses it, because a send is prepared there; another takes it.
-            let into = slice(ctx, 64);
-            let recv = ctx.irecv(peer, 3, &into).unwrap();
-            let all = [data.all()];
-            let send = ctx.prepare_send(&SendOp::new(peer, 3, &all).on(&stream));
-            let (put, send) = (prepare(), send.unwrap());
-            let blocked = Kind::Gdsync(gdsync::Kind::OutOfOrder);
-            let full = put.post_on(&stream).unwrap_err();
-            assert_eq!(full.kind(), blocked, "{full}");
-            assert_eq!(kind(put.test().map(drop)), Kind::NoSuchRequest);
-            put.post_on(&other).unwrap();
-            for e in [put.post(), put.post_on(&other), put.post_on(&stream)] {
-                assert_eq!(kind(e), Kind::Busy);
-            }
-            send.post().unwrap();
-            put.wait(LIMIT).unwrap();
-            assert_eq!(kind(put.post()), Kind::Busy);
-            recv.wait(LIMIT).unwrap();
-            rank.barrier();
-            assert_eq!(bytes(window.memory(), 0, 64), [9; 64]);
+        // The first stream refuses it, because a send is prepared there; another takes it.
+        let into = slice(ctx, 64);
+        let recv = ctx.irecv(peer, 3, &into).unwrap();
+        let all = [data.all()];
+        let send = ctx.prepare_send(&SendOp::new(peer, 3, &all).on(&stream));
+        let (put, send) = (prepare(), send.unwrap());
+        let blocked = Kind::Gdsync(gdsync::Kind::OutOfOrder);
+        let full = put.post_on(&stream).unwrap_err();
+        assert_eq!(full.kind(), blocked, "{full}");
+        assert_eq!(kind(put.test().map(drop)), Kind::NoSuchRequest);
+        put.post_on(&other).unwrap();
+        for e in [put.post(), put.post_on(&other), put.post_on(&stream)] {
+            assert_eq!(kind(e), Kind::Busy);
+        }
+        send.post().unwrap();
+        put.wait(LIMIT).unwrap();
+        assert_eq!(kind(put.post()), Kind::Busy);
+        recv.wait(LIMIT).unwrap();
+        rank.barrier();
+        assert_eq!(bytes(window.memory(), 0, 64), [9; 64]);
 
-            let null = window.prepare_put(NULL_RANK, 1 << 40, &data.all()).unwrap();
-            assert_eq!(kind(null.test().map(drop)), Kind::NoSuchRequest);
-            null.post_on(&stream).unwrap();
-            assert_eq!(null.wait(millis(0)).unwrap().len, 0);
-            drop(window.prepare_signal(NULL_RANK, 0, 1).unwrap());
-            assert_eq!(ctx.error(), None);
-        },
-    );
+        let null = window.prepare_put(NULL_RANK, 1 << 40, &data.all()).unwrap();
+        assert_eq!(kind(null.test().map(drop)), Kind::NoSuchRequest);
+        null.post_on(&stream).unwrap();
+        assert_eq!(null.wait(millis(0)).unwrap().len, 0);
+        drop(window.prepare_signal(NULL_RANK, 0, 1).unwrap());
+        assert_eq!(ctx.error(), None);
+    });
 }
 
 /// A list with a request that is refused posts none of them; without it the list is posted.

@@ -8,7 +8,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use mp::WordOrder::{self, Auto, BehindRead, Plain};
 use mp::{Context, Path, SizeSource};
-use sim::{LIMIT, Rank, play};
+use sim::{LIMIT, Rank, by_nic, play};
 use vmlx5::fabric::faults::Faults;
 
 const SIZES: [usize; 4] = [0, 8, 3000, 20_000];
@@ -24,7 +24,7 @@ fn open(rank: &Rank, ooo: f64, order: WordOrder) -> Context {
     // Message numbers that soon need a 17th bit, and few slots, which are soon reused.
     let nic = mp::NicOptions::default().word_order(order);
     let build = |b: mp::Builder| b.depth(4).start((1 << 16) - 5).nic(nic);
-    rank.open_at(&place, build)
+    rank.open_at(&place, |b| by_nic(build(b)))
 }
 
 /// Messages in both directions, by the CPU and on a stream, with lengths that are known early and

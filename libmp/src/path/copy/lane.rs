@@ -63,6 +63,31 @@ struct Source {
     len: usize,
 }
 
+/// The sources of a put. Most puts have one, which takes no allocation.
+#[derive(Default)]
+struct Sources {
+    first: Option<Source>,
+    more: Vec<Source>,
+}
+
+impl Sources {
+    fn push(&mut self, source: Source) {
+        match &self.first {
+            None => self.first = Some(source),
+            Some(_) => self.more.push(source),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.first = None;
+        self.more.clear();
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Source> {
+        self.first.iter().chain(&self.more)
+    }
+}
+
 /// A put.
 pub(super) struct Slot {
     /// Its number, unique among the puts of the lane.
@@ -74,7 +99,7 @@ pub(super) struct Slot {
     pub len: u64,
     to: Span,
     /// Held until the put is done or enqueued on a stream.
-    from: Vec<Source>,
+    from: Sources,
 }
 
 impl Slot {
@@ -85,7 +110,7 @@ impl Slot {
             words: false,
             len: 0,
             to: Span::default(),
-            from: Vec::with_capacity(1),
+            from: Sources::default(),
         }
     }
 
@@ -110,8 +135,8 @@ pub(crate) struct Lane {
     queue: VecDeque<Put>,
     /// Number of copied bytes of the first put.
     copied: usize,
-    /// The buffer of copies between regions.
-    buffer: Box<[u8]>,
+    /// The buffer of copies between regions; empty before the CPU's first copy.
+    buffer: Vec<u8>,
     /// Buffers of lists.
     pub(super) tasks: Vec<Puts<PUTS>>,
     pub(super) run: Vec<Put>,
@@ -129,7 +154,7 @@ impl Lane {
             count: 0,
             queue: VecDeque::with_capacity(BLOCK),
             copied: 0,
-            buffer: vec![0; BUFFER].into(),
+            buffer: Vec::new(),
             tasks: Vec::with_capacity(1),
             run: Vec::with_capacity(PUTS),
             failed: None,
@@ -190,7 +215,7 @@ impl Lane {
         slot.words = words;
         slot.to = to;
         slot.len = slot.from.iter().map(|source| source.len as u64).sum();
-        self.wqes.write(at, to, slot.from.len())?;
+        self.wqes.write(at, to, slot.from.iter().count())?;
         Ok(Put {
             lane: self.id,
             slot: at as u16,
@@ -450,10 +475,11 @@ impl Lane {
             buffer,
             ..
         } = self;
+        buffer.resize(BUFFER, 0);
         let slot = &slots[at];
         let (to, start) = copier.table.find(slot.to, slot.len)?;
         let mut skip = *copied;
-        for source in &slot.from {
+        for source in slot.from.iter() {
             if skip >= source.len {
                 skip -= source.len;
                 continue;
