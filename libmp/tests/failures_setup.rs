@@ -6,7 +6,6 @@ mod sim;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};

@@ -229,7 +229,9 @@ impl Context {
 
     fn register_new(&self, region: &Region) -> Result<Memory> {
         let keys = self.engine().paths.register(region, Rights::All)?;
-        Ok(self.cache().note(Memory::new(keys)))
+        let memory = self.cache().note(Memory::new(keys));
+        self.engine().announce(&memory);
+        Ok(memory)
     }
 
     /// Allocates `len` bytes of zeroed memory on the GPU or in pinned host memory, and registers
@@ -250,7 +252,9 @@ impl Context {
     /// `Gdsync(Foreign)` for memory of another GPU; `System` if the NIC refuses; others as
     /// [`Pd::register`](gdsync::rdma::Pd::register).
     pub fn register(&self, region: &Region) -> Result<Memory> {
-        self.cache().region(&self.engine().paths, region)
+        let memory = self.cache().region(&self.engine().paths, region)?;
+        self.engine().announce(&memory);
+        Ok(memory)
     }
 
     /// Registers the `len` bytes of host memory of the application at `ptr`, which stay allocated

@@ -86,18 +86,19 @@ impl Shared {
         self.named.insert(key, Named::Sent).is_none()
     }
 
-    /// Notes the peer's answer.
+    /// Notes the peer's answer. The memory may have been released since the peer was sent it.
     ///
     /// # Errors
-    /// `Protocol` for memory that the peer was not sent.
+    /// `Protocol` for a second answer.
     pub fn answered(&mut self, key: u32, place: Option<(u64, u32)>) -> Result<()> {
         match self.named.get_mut(&key) {
+            None => Ok(()),
             Some(named @ Named::Sent) => {
                 *named = place.map_or(Named::Refused, |(addr, key)| Named::Mapped { addr, key });
                 Ok(())
             }
-            _ => {
-                let what = format!("the peer has mapped memory {key}, which it was not sent");
+            Some(_) => {
+                let what = format!("the peer has answered twice for memory {key}");
                 Err(Error::new(MAP, Kind::Protocol, what))
             }
         }

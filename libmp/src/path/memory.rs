@@ -47,6 +47,11 @@ impl Keys {
         self.copy.can_share(self.region())
     }
 
+    /// Makes the key of copies, of memory that the application has registered.
+    pub(super) fn note(&self) {
+        self.copy.note(self.region());
+    }
+
     /// The key of copies, which peers of this host know the memory by.
     pub fn copy_key(&self) -> u32 {
         self.copy.key(self.region())

@@ -180,7 +180,11 @@ impl Paths {
     /// Registers `region` with the paths.
     pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
         let nic = self.nic.register(region, rights)?;
-        Ok(Keys::new(nic, &self.copier))
+        let keys = Keys::new(nic, &self.copier);
+        if self.maps() && matches!(rights, Rights::All) && keys.can_share() {
+            keys.note();
+        }
+        Ok(keys)
     }
 
     /// Allocates and registers pinned memory.

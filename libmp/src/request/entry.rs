@@ -138,6 +138,8 @@ pub(crate) struct Incoming {
     pub wanted: bool,
     /// The sender of a message that has no room here has been refused.
     pub refused: bool,
+    /// The CPU has posted it, and its memory is not advertised to its sender yet.
+    pub unadvertised: bool,
     /// Where the stream that posted it has reached it; `None`: no mark is enqueued.
     pub reached: Option<Mark>,
 }
@@ -210,6 +212,12 @@ impl Common {
 }
 
 impl Incoming {
+    /// The memory into which the sender of a large message writes.
+    pub fn landing<'m>(&'m self, common: &'m Common) -> Option<&'m Memory> {
+        let first = || common.segments.as_slice().first().map(Slice::memory);
+        self.staging.as_ref().or_else(first)
+    }
+
     /// Whether the NIC writes the message to GPU memory, so that a wait for it has to flush.
     pub fn lands_in_device(&self, common: &Common) -> bool {
         let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
@@ -320,9 +328,9 @@ impl Entry {
 
     /// The memory into which the sender of a large message writes, of a receive.
     pub fn landing(&self) -> Option<&Memory> {
-        let receive = self.receive().filter(|_| self.common.large)?;
-        let first = || self.common.segments.as_slice().first().map(Slice::memory);
-        receive.staging.as_ref().or_else(first)
+        self.receive()
+            .filter(|_| self.common.large)?
+            .landing(&self.common)
     }
 
     /// Whether nothing was posted.

@@ -208,6 +208,7 @@ impl Engine {
                 }
             }
             Control::Window { number: READY, .. } => self.name_ready(state, rank)?,
+            Control::Up { lane: 0 } => self.announce_all(state, rank)?,
             Control::Agree(note) => {
                 state.agreement.receive(rank, note)?;
                 // The next note may belong to the next agreement.

@@ -118,10 +118,14 @@ impl Engine {
             Operation::Receive(receive) => match receive.state {
                 ReceiveState::Prepared | ReceiveState::Unmatched => false,
                 ReceiveState::Posted => {
+                    let advertised = receive.unadvertised && self.advertise_late(state, key);
                     self.refuse(state, key);
-                    self.advance_posted(state, key)
+                    self.advance_posted(state, key) || advertised
                 }
                 ReceiveState::Claimed(_) => {
+                    if receive.unadvertised {
+                        self.advertise_late(state, key);
+                    }
                     if !self.refuse(state, key) {
                         return false;
                     }

@@ -1,8 +1,8 @@
 //! How a receive gets its number and is posted, and how a large one advertises its memory to its
 //! sender: the address (`place`), then the ready word.
 
-use gdsync::Stream;
 use gdsync::gpu::WeakStream;
+use gdsync::{Status, Stream};
 
 use super::channel::{RecvChannel, WINDOW};
 use super::engine::Engine;
@@ -13,7 +13,7 @@ use super::spec::{RecvOp, Source};
 use super::state::{State, known, no_lane, not_connected};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, Link, List, Put, Shared};
+use crate::path::{Batch, Link, List, Path, Put, Shared};
 use crate::request::entry::{Common, Entry, Incoming, Operation, Poster, ReceiveState};
 use crate::request::reached::Mark;
 use crate::request::table::{RequestKey, Table};
@@ -40,7 +40,7 @@ impl Engine {
             (None, false) => None,
         };
         let staging = match large {
-            true => self.shared_staging(spec, staging, len as usize)?,
+            true => self.shared_staging(spec, post, staging, len as usize)?,
             false => staging,
         };
         let packed = match (spec.packed, &staging) {
@@ -192,13 +192,13 @@ impl Engine {
         let (rank, number) = (common.peer, common.number);
         check_ready_order(channel, link, number, common.poster.lane)
             .map_err(|e| e.with_rank(rank))?;
-        let Some((lane, shared)) = link.lane_and_shared(common.poster.lane) else {
-            return Err(no_lane(POST, rank));
-        };
         let before = channel.numbers.previous(number);
         let free = channel.is_free(number);
+        let mut later = None;
         match poster {
             Some(stream) => {
+                let lane = link.lane(common.poster.lane);
+                let lane = lane.ok_or_else(|| no_lane(POST, rank))?;
                 let stream = &*lent(stream)?;
                 let mut list = List::<5>::new();
                 if let Some((word, count)) = &reached {
@@ -219,18 +219,59 @@ impl Engine {
                     "the previous message in this slot is not received yet; wait for its receive";
                 return Err(Error::new(PREPARE, Kind::QueueFull, what).with_rank(rank));
             }
-            None => {
-                let mut batch = Batch::new(lane);
-                advertise(&mut batch, shared, channel, common, receive)?;
-                if !on(Mutant::MissingReadyWord) {
-                    *channel.ready_put(number) = Some((common.poster.lane, batch.post()?));
+            None => match advertise_by_cpu(common, receive, channel, link) {
+                // The sender may not have mapped the memory yet. The background work repeats this.
+                Err(e) if channel.path == Path::Ipc && e.kind() == Kind::QueueFull => {
+                    later = receive.landing(common).cloned();
+                    receive.unadvertised = true;
                 }
-            }
+                advertised => advertised?,
+            },
         }
         receive.state = ReceiveState::Posted;
         receive.reached = mark;
-        Ok(())
+        later.map_or(Ok(()), |memory| self.offer(state, rank, memory.keys()))
     }
+
+    /// Advertises the memory of a receive of the CPU that could not be advertised when it was
+    /// posted. `true`: it is.
+    pub(super) fn advertise_late(&self, state: &mut State, key: RequestKey) -> bool {
+        let Ok((common, receive, channel, link)) = state.incoming(key) else {
+            return false;
+        };
+        let ordered = check_ready_order(channel, link, common.number, common.poster.lane);
+        match ordered.and_then(|()| advertise_by_cpu(common, receive, channel, link)) {
+            Ok(()) => {
+                receive.unadvertised = false;
+                true
+            }
+            Err(e) if e.kind() == Kind::QueueFull => false,
+            Err(e) => {
+                tracing::warn!(target: "mp", "rank {}: {e}", self.rank);
+                let status = e.status().unwrap_or(Status::LOCAL_QP_OPERATION);
+                self.finish(state, key, status, 0);
+                true
+            }
+        }
+    }
+}
+
+/// Posts the address and the ready word of a receive by the CPU.
+fn advertise_by_cpu(
+    common: &Common,
+    receive: &Incoming,
+    channel: &mut RecvChannel,
+    link: &mut Link,
+) -> Result<()> {
+    let (number, at) = (common.number, common.poster.lane);
+    let found = link.lane_and_shared(at);
+    let (lane, shared) = found.ok_or_else(|| no_lane(POST, common.peer))?;
+    let mut batch = Batch::new(lane);
+    advertise(&mut batch, shared, channel, common, receive)?;
+    if !on(Mutant::MissingReadyWord) {
+        *channel.ready_put(number) = Some((at, batch.post()?));
+    }
+    Ok(())
 }
 
 /// Checks that one more receive from `rank` under `tag` has a slot.

@@ -44,11 +44,12 @@ impl Engine {
     }
 
     /// The staging memory of a large receive: also made if the sender may be a rank of this host
-    /// that cannot map the memory of the receive. A sender that is named has mapped the memory to
-    /// which it will copy.
+    /// that cannot map the memory of the receive. Unless the CPU posts the receive now, a sender
+    /// that is named has mapped the memory to which it will copy.
     pub(super) fn shared_staging(
         &self,
         spec: &RecvOp<'_>,
+        post: bool,
         staging: Option<Memory>,
         len: usize,
     ) -> Result<Option<Memory>> {
@@ -64,7 +65,10 @@ impl Engine {
             (None, Some(own)) if !own.keys().can_share() => Some(self.stage(len)?),
             (staging, _) => staging,
         };
-        if let (Source::Rank(rank), Some(memory)) = (spec.from, staging.as_ref().or(own)) {
+        let by_cpu = post && spec.on.stream().is_none();
+        if let (Source::Rank(rank), Some(memory)) = (spec.from, staging.as_ref().or(own))
+            && !by_cpu
+        {
             self.await_mapped(rank, memory.keys())?;
         }
         Ok(staging)
@@ -116,6 +120,33 @@ impl Engine {
     fn begin_sharing(&self, rank: u32, keys: &Keys) -> Result<()> {
         let (mut state, _) = self.ensure(rank, &On::Cpu, Need::Lanes)?;
         self.offer(&mut state, rank, keys)
+    }
+
+    /// Sends memory that the application has registered to all ranks that can map it. A rank that
+    /// cannot is an error of the receives that need it.
+    pub(crate) fn announce(&self, memory: &Memory) {
+        if !self.paths.maps() || !memory.keys().can_share() {
+            return;
+        }
+        let mut state = self.lock();
+        let maps = |peer: &&Peer| self.paths.to(peer.rank) == Path::Ipc;
+        let open = |peer: &&Peer| peer.is_open(0, Need::Lanes);
+        let peers = state.peers.here().filter(maps).filter(open);
+        let ranks: Vec<u32> = peers.map(|peer| peer.rank).collect();
+        for rank in ranks {
+            let _ = self.offer(&mut state, rank, memory.keys());
+        }
+    }
+
+    /// Sends all memory that the application has registered to a rank that was connected.
+    pub(super) fn announce_all(&self, state: &mut State, rank: u32) -> Result<()> {
+        if self.paths.to(rank) == Path::Ipc {
+            for (key, region) in self.paths.copier().registered() {
+                self.send_memory(state, rank, key, &region)?;
+            }
+            self.send_control(state, rank, Vec::new());
+        }
+        Ok(())
     }
 
     /// Sends memory to `rank`, and does not wait.

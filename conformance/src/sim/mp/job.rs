@@ -9,7 +9,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::rdma::{Doorbell, Lowering, QpConfig};
 use mp::bootstrap::Local;
-use mp::{Bootstrap, Builder, Connect, Context, Kind, NicOptions};
+use mp::{Bootstrap, Builder, Connect, Context, Kind, NicOptions, PathChoice};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use vmlx5::fabric::faults::Faults;
@@ -34,6 +34,8 @@ pub struct Settings {
     pub timeout: Duration,
     /// Blocks of a send queue.
     pub send_blocks: u32,
+    /// The path of messages; `None`: `MP_PATH`.
+    pub path: Option<PathChoice>,
 }
 
 impl Settings {
@@ -52,6 +54,7 @@ impl Settings {
             },
             timeout: LIMIT / 2,
             send_blocks: 32,
+            path: None,
         }
     }
 }
@@ -235,7 +238,11 @@ impl Job {
         };
         let settings = &self.settings;
         let queues = queues(&mut rng).send_blocks(settings.send_blocks);
-        Builder::default()
+        let builder = match settings.path {
+            Some(path) => Builder::default().path(path),
+            None => Builder::default(),
+        };
+        builder
             .bootstrap(Arc::new(launcher))
             .gpu(&devices.gpu)
             .device(&devices.device)

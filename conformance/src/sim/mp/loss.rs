@@ -12,7 +12,7 @@ use gdsync::Status;
 use gdsync::gpu::MemoryKind;
 use halo2d::Model;
 use halo2d::grid::{Direction, Grid};
-use mp::{Context, Error, Kind};
+use mp::{Context, Error, Kind, PathChoice};
 
 use super::halo::Case;
 use super::job::{Job, Member, close_without, process};
@@ -88,6 +88,10 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
         case.config.limit = PEER_LIMIT;
     }
     let loss = draw(&mut rng, case.ranks());
+    if loss.fall == Fall::IsCut {
+        // No fault cuts a rank off from memory that it has mapped.
+        case.settings.path = Some(PathChoice::Nic);
+    }
     let job = Job::new(seed, case.ranks(), case.settings.clone());
     let ranks = case.ranks() as usize;
     let (case, lost) = (Rc::new(case), loss.clone());

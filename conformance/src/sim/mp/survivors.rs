@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
-use mp::{Request, Result};
+use mp::{PathChoice, Request, Result};
 
 use super::job::{Job, Member, Settings, process};
 use crate::mp::pair::Pair;
@@ -58,6 +58,9 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     };
     let settings = Settings {
         timeout: PEER_LIMIT,
+        // By mapped memory only the time limit finds a stopped rank, and a rank that waits for it
+        // lets others wait for as long.
+        path: (case.fall == Fall::Freezes).then_some(PathChoice::Nic),
         ..Settings::draw(&mut rng)
     };
     let job = Job::new(seed, ranks as u32, settings);

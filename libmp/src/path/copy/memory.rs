@@ -1,6 +1,6 @@
 //! Memory that this rank reaches by copies: by a key, which finds its region.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -21,6 +21,8 @@ pub(super) struct Table {
 struct Regions {
     by_key: BTreeMap<u32, Region>,
     next: u32,
+    /// Keys of memory that the application has registered.
+    registered: BTreeSet<u32>,
     /// Keys that were dropped since the last call of [`Table::released`].
     released: Vec<u32>,
 }
@@ -63,6 +65,18 @@ impl Table {
         std::mem::take(&mut self.lock().released)
     }
 
+    /// Notes that the application has registered the memory with this key.
+    fn note(&self, key: u32) {
+        self.lock().registered.insert(key);
+    }
+
+    /// The memory that the application has registered, by its key.
+    pub fn registered(&self) -> Vec<(u32, Region)> {
+        let regions = self.lock();
+        let known = |key: &u32| Some((*key, regions.by_key.get(key)?.clone()));
+        regions.registered.iter().filter_map(known).collect()
+    }
+
     /// The region that contains the `len` bytes from `to`, and their offset in it.
     ///
     /// # Errors
@@ -96,6 +110,7 @@ impl Drop for Key {
     fn drop(&mut self) {
         let mut regions = self.table.lock();
         let region = regions.by_key.remove(&self.key);
+        regions.registered.remove(&self.key);
         if self.table.notes {
             regions.released.push(self.key);
         }
@@ -147,6 +162,11 @@ impl Keys {
             key: table.add(region),
         };
         self.made().get_or_insert_with(make).key
+    }
+
+    /// Makes the key of memory that the application has registered, which is `region`.
+    pub fn note(&self, region: &Region) {
+        self.table.note(self.key(region));
     }
 
     /// The bytes from `offset` on of the memory, which is `region`, as a destination.

@@ -64,6 +64,11 @@ impl Copier {
         self.table.region(key)
     }
 
+    /// The memory that the application has registered, by its key.
+    pub fn registered(&self) -> Vec<(u32, Region)> {
+        self.table.registered()
+    }
+
     /// The keys that were dropped since the last call.
     pub fn released(&self) -> Vec<u32> {
         self.table.released()
