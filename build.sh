@@ -19,8 +19,8 @@ commands:
                  pingpong ARGS), then runs a stencil on four ranks (halo2d) and compares it with a
                  serial run, then draws the streams of two ranks in two steps of the stencil, as
                  text and as an SVG; the last line of each program says if its results are right
-  test  [STEP..] runs every test, or the named steps: unit cluster mutants documents interop fuzz
-                 rdma vm asan
+  test  [STEP..] runs every test, or the named steps: unit mapped cluster mutants documents interop
+                 fuzz rdma vm asan
   test --long [STEP..]
                  runs the tests that take hours, or the named steps: matrix (the whole matrix of
                  messages) seeds soak
@@ -138,7 +138,7 @@ need_component() {
 }
 
 CHECK_STEPS="lock fmt clippy features doc layers env licences kernels"
-TEST_STEPS="unit cluster mutants documents interop fuzz rdma vm asan"
+TEST_STEPS="unit mapped cluster mutants documents interop fuzz rdma vm asan"
 LONG_STEPS="matrix seeds soak"
 
 # chosen "ALL STEPS" [STEP..]: the named steps, or all of them, in the order given.
@@ -337,6 +337,22 @@ build_ahead() {
     done
     asan cargo test --locked --lib --tests --no-run -p vmlx5 -p vmlx5-uverbs
     asan cargo test --locked --no-run -p libmp --test memory
+}
+
+# Tests of messages, which select no path: they also run over memory that the ranks map. The
+# workspace is named so that its builds are used again.
+MAPPED="agree allocations asleep claims deaths edges errors failures* lanes late_binding mapped
+    memory messages never_ends one_submission* porting soak stats strided to_itself trace* traps
+    mp_seeds mp_faults mp_matrix"
+
+step_mapped() {
+    say "mapped: tests of messages over memory that the ranks map (MP_PATH=ipc)"
+    local tests=() name
+    # Not expanded as files: cargo matches the names.
+    set -f
+    for name in $MAPPED; do tests+=(--test "$name"); done
+    set +f
+    MP_PATH=ipc cargo test --workspace "${tests[@]}"
 }
 
 step_cluster() {

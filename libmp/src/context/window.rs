@@ -151,6 +151,9 @@ impl Context {
     ///     mine.write(0, b"from afar")?;
     ///     window.put(peer, 8, &mine.slice(0, 9)?)?.wait(limit)?;
     ///     window.quiet(limit)?; // the bytes are in the peer's memory
+    ///     // Neither rank releases its memory before the other is done.
+    ///     let (done, theirs) = (mine.slice(0, 0)?, theirs.slice(0, 0)?);
+    ///     ctx.sendrecv((peer, 1, &done), (peer, 1, &theirs), limit)?;
     ///     ctx.close(limit)
     /// }
     /// # std::thread::scope(|threads| {

@@ -1,11 +1,12 @@
 //! Memory as paths address it: [`Keys`] and [`Piece`] of this rank's memory, [`Remote`] and
 //! [`Span`] of memory that a peer has named.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gdsync::gpu::Region;
 
-use super::{Path, Shared, copy, nic};
+use super::{Path, Shared, copy, export, nic};
 use crate::error::{Error, Kind, Result};
 use crate::wire::record::{IPC, LOCAL, NIC, Place, Record};
 
@@ -16,12 +17,14 @@ use crate::wire::record::{IPC, LOCAL, NIC, Place, Record};
 pub(crate) struct Keys {
     nic: nic::Keys,
     copy: copy::Keys,
+    /// Whether other ranks of this host can map the memory; found on first use.
+    shared: Arc<OnceLock<bool>>,
 }
 
 impl Keys {
     pub(super) fn new(nic: nic::Keys, copier: &copy::Copier) -> Keys {
-        let copy = copier.keys();
-        Keys { nic, copy }
+        let (copy, shared) = (copier.keys(), Arc::default());
+        Keys { nic, copy, shared }
     }
 
     pub(super) fn nic(&self) -> &nic::Keys {
@@ -44,7 +47,8 @@ impl Keys {
 
     /// Whether other ranks of this host can map the memory, and keep it mapped when it is released.
     pub fn can_share(&self) -> bool {
-        self.copy.can_share(self.region())
+        let shares = || matches!(export(self.region(), 0), Ok(Some(_)));
+        *self.shared.get_or_init(shares)
     }
 
     /// Makes the key of copies, of memory that the application has registered.
@@ -85,10 +89,10 @@ impl Keys {
 
     /// Returns the buffer that the memory was made from; see [`gdsync::rdma::Mr::into_vec`].
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Keys, Error)> {
-        let Keys { nic, copy } = self;
+        let Keys { nic, copy, shared } = self;
         copy.forget();
         let taken = nic.into_vec(limit);
-        taken.map_err(|(nic, e)| (Keys { nic, copy }, e))
+        taken.map_err(|(nic, e)| (Keys { nic, copy, shared }, e))
     }
 
     /// The local key, which identifies the registration.

@@ -6,7 +6,7 @@ use crate::heap::Held;
 /// twice when the CPU runs further ahead, and much less than one block, or two bytes, per request.
 const BOUND: Held = Held {
     bytes: 1 << 19,
-    blocks: 64,
+    blocks: 128,
     files: 4,
     maps: 8,
 };

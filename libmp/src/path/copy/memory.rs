@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gdsync::gpu::Region;
 
@@ -125,8 +125,6 @@ impl Drop for Key {
 pub(crate) struct Keys {
     table: Arc<Table>,
     made: Arc<Mutex<Option<Key>>>,
-    /// Whether other ranks can map the memory; found on first use.
-    shared: Arc<OnceLock<bool>>,
 }
 
 impl fmt::Debug for Keys {
@@ -141,14 +139,7 @@ impl Keys {
         Keys {
             table: Arc::clone(table),
             made: Arc::default(),
-            shared: Arc::default(),
         }
-    }
-
-    /// Whether other ranks can map the memory, which is `region`.
-    pub fn can_share(&self, region: &Region) -> bool {
-        let shares = || matches!(crate::path::export(region, 0), Ok(Some(_)));
-        *self.shared.get_or_init(shares)
     }
 
     fn made(&self) -> MutexGuard<'_, Option<Key>> {
