@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 
 #[cfg(feature = "mutants")]
 fn trials() -> Vec<Trial> {
-    use conformance::sim::mp::Wire::{InOrder, OutOfOrder};
+    use conformance::sim::mp::Wire::{InOrder, Mapped, OutOfOrder};
     use conformance::sim::mp::{agree, collectives, halo, late, messages, neighbours, windows};
     use conformance::sim::mutants::Hunt;
     use mp::mutant::{self, Mutant};
@@ -16,6 +16,9 @@ fn trials() -> Vec<Trial> {
         scenarios: &[
             ("messages", |seed| messages::run(seed, InOrder)),
             ("halo", |seed| halo::run(seed, InOrder)),
+            ("messages by mapped memory", |seed| {
+                messages::run(seed, Mapped)
+            }),
             ("messages out of order", |seed| {
                 messages::run(seed, OutOfOrder)
             }),

@@ -14,6 +14,25 @@ fn out_of_order(count: u64, run: Scenario) {
     gds_sim::seeds(count, |seed| run(seed, Wire::OutOfOrder));
 }
 
+fn by_mapped_memory(count: u64, run: Scenario) {
+    gds_sim::seeds(count, |seed| run(seed, Wire::Mapped));
+}
+
+#[test]
+fn every_message_arrives_by_mapped_memory() {
+    by_mapped_memory(200, mp::messages::run);
+}
+
+#[test]
+fn stencil_equals_the_serial_run_by_mapped_memory() {
+    by_mapped_memory(100, mp::halo::run);
+}
+
+#[test]
+fn particles_equal_the_serial_run_by_mapped_memory() {
+    by_mapped_memory(60, mp::particles::run);
+}
+
 #[test]
 fn stencil_equals_the_serial_run_under_every_schedule() {
     in_order(160, mp::halo::run);
@@ -110,6 +129,7 @@ fn seed_replays_exactly() {
     for run in scenarios {
         replay(&|seed| run(seed, Wire::InOrder));
     }
+    replay(&|seed| mp::messages::run(seed, Wire::Mapped));
     replay(&mp::loss::run);
     replay(&mp::halo3d::run_until_a_rank_dies);
     replay(&mp::particles::run_until_a_rank_dies);

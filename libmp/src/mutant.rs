@@ -44,4 +44,8 @@ gds_step::mutants! {
     HastyAgreement,
     /// Some ready words repeat the number of the one before.
     RepeatedReadyWord,
+    /// A receive by mapped memory names its own address to its sender, which has not mapped it.
+    EarlyPlace,
+    /// A rank takes the addresses of memory that a peer has named for its own.
+    ForeignAddress,
 }

@@ -12,6 +12,7 @@ use gdsync::gpu::{Region, SharedMemory};
 
 use super::{Paths, copy};
 use crate::error::{Error, Kind, Result};
+use crate::mutant::{Mutant, on};
 use crate::wire::control::{Control, Export};
 use crate::wire::record::{IPC, Place, Record};
 
@@ -115,6 +116,12 @@ impl Shared {
     /// `QueueFull` until the peer has mapped the memory; `Unsupported` if it cannot.
     pub fn place(&self, key: u32, offset: u64) -> Result<Place> {
         const OPERATION: &str = "prepare receive";
+        if on(Mutant::EarlyPlace) && self.named(key) == Some(Named::Sent) {
+            return Ok(Place {
+                addr: offset,
+                keys: [Some(key), None, None, None],
+            });
+        }
         match self.named(key) {
             Some(Named::Mapped { addr, key }) => Ok(Place {
                 addr: addr.wrapping_add(offset),
@@ -228,6 +235,9 @@ impl Shared {
     /// # Errors
     /// `Protocol` for memory that the peer has not sent, or that does not contain the name's bytes.
     pub fn translate(&self, block: &mut [Record]) -> Result<()> {
+        if on(Mutant::ForeignAddress) {
+            return Ok(());
+        }
         for record in block.iter_mut().filter(|record| record.path == IPC) {
             let named = copy::Remote::read(&record.bytes)?;
             let opened = self.opened.get(&named.key()).ok_or_else(|| {
@@ -262,4 +272,138 @@ pub(crate) fn refused(operation: &'static str) -> Error {
 fn too_many(what: &str) -> Error {
     let what = format!("the peer has sent too many {what}");
     Error::new(MAP, Kind::Protocol, what).with_limit(KEPT, "descriptors or messages")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use gdsync::Gpu;
+    use gdsync::gpu::MemoryKind;
+    use gdsync::rdma::Device;
+
+    use super::*;
+
+    const KEY: u32 = 7;
+
+    fn descriptor() -> OwnedFd {
+        File::open("/dev/null").unwrap().into()
+    }
+
+    fn refused<T>(result: Result<T>) {
+        let e = result.err().unwrap();
+        assert_eq!(e.kind(), Kind::Protocol, "{e}");
+    }
+
+    /// Paths that map memory, and memory that a peer has sent under [`KEY`].
+    fn opened() -> (Paths, Shared, Export) {
+        let gpu = Gpu::soft().unwrap();
+        let paths = Paths::for_test(&Device::emulated(&gpu).unwrap()).with_mapped(2);
+        let region = gpu.alloc(MemoryKind::Pinned, 100).unwrap();
+        let (message, fd) = export(&region, KEY).unwrap().unwrap();
+        let Control::Memory(sent) = message else {
+            panic!("{message:?}");
+        };
+        let mut shared = Shared::default();
+        shared.keep_descriptor(fd).unwrap();
+        let answer = shared.open(&paths, &sent).unwrap();
+        assert!(matches!(
+            answer,
+            Control::Mapped {
+                key: KEY,
+                place: Some(_)
+            }
+        ));
+        (paths, shared, sent)
+    }
+
+    fn name(addr: u64, len: u64, key: u32) -> [Record; 1] {
+        let bytes = [
+            &addr.to_le_bytes()[..],
+            &len.to_le_bytes(),
+            &key.to_le_bytes(),
+        ];
+        [Record::new(IPC, &bytes.concat())]
+    }
+
+    #[test]
+    fn names_of_memory_that_the_peer_has_not_sent_are_refused() {
+        let (_paths, mut shared, sent) = opened();
+        let Export { addr, len, .. } = sent;
+        let mut good = name(addr, len, KEY);
+        shared.translate(&mut good).unwrap();
+        assert_ne!(good, name(addr, len, KEY));
+        for mut bad in [
+            name(addr, len, KEY + 1),
+            name(addr, len + 1, KEY),
+            name(addr, 0, KEY),
+            name(addr + 1, len - 1, KEY),
+            [Record::new(IPC, &[0; 19])],
+        ] {
+            refused(shared.translate(&mut bad));
+        }
+        // Names of other paths are not looked at.
+        let mut other = [Record::new(9, b"other")];
+        shared.translate(&mut other).unwrap();
+        shared.close(KEY);
+        refused(shared.translate(&mut name(addr, len, KEY)));
+    }
+
+    #[test]
+    fn memory_that_is_sent_twice_or_without_a_descriptor_is_refused() {
+        let (paths, mut shared, sent) = opened();
+        refused(shared.open(&paths, &sent));
+        shared.keep_descriptor(descriptor()).unwrap();
+        refused(shared.open(&paths, &sent));
+        // Memory that cannot be mapped is answered.
+        shared.keep_descriptor(descriptor()).unwrap();
+        let other = Export {
+            key: KEY + 1,
+            ..sent
+        };
+        let answer = shared.open(&paths, &other).unwrap();
+        assert!(matches!(answer, Control::Mapped { place: None, .. }));
+        // A rank that maps nothing.
+        let gpu = Gpu::soft().unwrap();
+        let paths = Paths::for_test(&Device::emulated(&gpu).unwrap());
+        shared.keep_descriptor(descriptor()).unwrap();
+        refused(shared.open(&paths, &other));
+    }
+
+    #[test]
+    fn control_messages_wait_for_descriptors_in_their_order_and_are_bounded() {
+        let (_paths, mut shared, sent) = opened();
+        let memory = || Control::Memory(sent);
+        assert_eq!(shared.admit(Control::Ping).unwrap(), Some(Control::Ping));
+        assert_eq!(shared.admit(memory()).unwrap(), None);
+        assert_eq!(shared.admit(Control::Pong).unwrap(), None);
+        assert_eq!(shared.next_held(), None);
+        shared.keep_descriptor(descriptor()).unwrap();
+        assert_eq!(shared.next_held(), Some(memory()));
+        assert_eq!(shared.next_held(), Some(Control::Pong));
+        assert_eq!(shared.next_held(), None);
+        let _taken = shared.descriptors.pop_front();
+        for _ in 0..KEPT {
+            assert_eq!(shared.admit(memory()).unwrap(), None);
+        }
+        refused(shared.admit(memory()));
+    }
+
+    #[test]
+    fn place_is_known_once_the_peer_has_answered() {
+        let mut shared = Shared::default();
+        assert!(shared.name(KEY) && !shared.name(KEY));
+        assert_eq!(shared.place(KEY, 5).unwrap_err().kind(), Kind::QueueFull);
+        shared.answered(KEY, Some((1000, 3))).unwrap();
+        let place = shared.place(KEY, 5).unwrap();
+        assert_eq!((place.addr, place.keys[0]), (1005, Some(3)));
+        refused(shared.answered(KEY, None));
+        // The answer for memory that was released meanwhile.
+        assert!(shared.unname(KEY));
+        shared.answered(KEY, Some((1000, 3))).unwrap();
+        assert_eq!(shared.named(KEY), None);
+        shared.name(KEY);
+        shared.answered(KEY, None).unwrap();
+        assert_eq!(shared.place(KEY, 5).unwrap_err().kind(), Kind::Unsupported);
+    }
 }

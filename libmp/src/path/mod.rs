@@ -122,6 +122,13 @@ impl Paths {
         .unwrap()
     }
 
+    /// The same paths, by [`Path::Ipc`] to the first `ranks` ranks.
+    #[cfg(test)]
+    pub fn with_mapped(mut self, ranks: usize) -> Paths {
+        self.mapped = vec![true; ranks].into();
+        self
+    }
+
     /// The path of messages to `peer`.
     #[inline]
     pub fn to(&self, peer: u32) -> Path {

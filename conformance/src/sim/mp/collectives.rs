@@ -164,7 +164,7 @@ fn run_on(seed: u64, wire: Wire, loses: bool) -> Result<SimReport, SimError> {
         .map(|_| Call::draw(&mut rng, ranks, objects))
         .collect();
     let start = settings.start;
-    let job = Job::new(seed, ranks, settings).on_a_wire(wire.faults(seed));
+    let job = Job::new(seed, ranks, settings).over(wire);
     let report = play(seed, ranks as usize, move |rank| {
         let member = job.join(&rank);
         rank.pauses(&pauses, &process(&rank, &member.devices));

@@ -83,7 +83,7 @@ pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
         rows: rng.u32(1..=2),
     };
     let case = Rc::new(Case::draw(&mut rng, grid));
-    let job = Job::new(seed, case.ranks(), case.settings.clone()).on_a_wire(wire.faults(seed));
+    let job = Job::new(seed, case.ranks(), case.settings.clone()).over(wire);
     let (together, expected) = (rng.bool(), case.checksum());
     play(seed, case.ranks() as usize, move |rank| {
         let member = job.join(&rank);

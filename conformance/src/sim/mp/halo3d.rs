@@ -46,7 +46,7 @@ pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
     let mut rng = Rng::with_seed(seed);
     let config = Rc::new(draw(&mut rng));
     let ranks = ranks(&config);
-    let job = Job::new(seed, ranks, settings(&mut rng)).on_a_wire(wire.faults(seed));
+    let job = Job::new(seed, ranks, settings(&mut rng)).over(wire);
     play(seed, ranks as usize, move |rank| {
         let member = job.join(&rank);
         let result = halo3d::run(&member.ctx, &config);

@@ -149,12 +149,14 @@ pub enum Wire {
     InOrder,
     /// Out of order; with every fourth seed frames are also lost and duplicated.
     OutOfOrder,
+    /// None for messages: the ranks map each other's memory.
+    Mapped,
 }
 
 impl Wire {
     /// The faults of the wire of `seed`.
-    pub fn faults(self, seed: u64) -> Faults {
-        if self == Wire::InOrder {
+    fn faults(self, seed: u64) -> Faults {
+        if self != Wire::OutOfOrder {
             return Faults::default();
         }
         let mut rng = Rng::with_seed(seed ^ 0xd150_d3e5);
@@ -201,6 +203,15 @@ impl Job {
             left: (0..ranks).map(|_| AtomicU64::new(u64::MAX)).collect(),
             faults: Faults::default(),
         }
+    }
+
+    /// The same job over this wire.
+    pub fn over(mut self, wire: Wire) -> Job {
+        if wire == Wire::Mapped {
+            self.settings.path = Some(PathChoice::Ipc);
+        }
+        let faults = wire.faults(self.seed);
+        self.on_a_wire(faults)
     }
 
     /// The same job with these faults on every NIC.

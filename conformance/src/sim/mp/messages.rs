@@ -39,7 +39,7 @@ pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
         true => rng.u64(0..1 << 22),
         false => 0,
     });
-    let job = Job::new(seed, setup.ranks, settings).on_a_wire(wire.faults(seed));
+    let job = Job::new(seed, setup.ranks, settings).over(wire);
     play(seed, setup.ranks as usize, move |rank| {
         let member = job.join(&rank);
         rank.pauses(&pauses, &process(&rank, &member.devices));

@@ -54,7 +54,7 @@ pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
     let grids = [[1, 1, 1], [2, 1, 1], [1, 1, 2], [1, 3, 1], [2, 2, 1]];
     let config = Rc::new(draw(&mut rng, &grids));
     let ranks = ranks(&config);
-    let job = Job::new(seed, ranks, settings(&mut rng)).on_a_wire(wire.faults(seed));
+    let job = Job::new(seed, ranks, settings(&mut rng)).over(wire);
     play(seed, ranks as usize, move |rank| {
         let member = job.join(&rank);
         let outcome = particles::run(&member.ctx, &config).unwrap_or_else(|e| panic!("{e:?}"));

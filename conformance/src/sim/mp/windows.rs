@@ -121,7 +121,7 @@ pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
     let program = Rc::new(Program::draw(seed, &mut rng));
     let ranks = program.ranks;
     let pauses = Pause::draw_some(&mut rng, ranks);
-    let job = Job::new(seed, ranks as u32, settings).on_a_wire(wire.faults(seed));
+    let job = Job::new(seed, ranks as u32, settings).over(wire);
     play(seed, ranks, move |rank| {
         let member = job.join(&rank);
         rank.pauses(&pauses, &process(&rank, &member.devices));
