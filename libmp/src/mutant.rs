@@ -44,8 +44,8 @@ gds_step::mutants! {
     HastyAgreement,
     /// Some ready words repeat the number of the one before.
     RepeatedReadyWord,
-    /// A receive by mapped memory names its own address to its sender, which has not mapped it.
-    EarlyPlace,
+    /// A receive by mapped memory names the start of its memory to its sender.
+    MissingOffset,
     /// A rank takes the addresses of memory that a peer has named for its own.
     ForeignAddress,
 }

@@ -116,12 +116,7 @@ impl Shared {
     /// `QueueFull` until the peer has mapped the memory; `Unsupported` if it cannot.
     pub fn place(&self, key: u32, offset: u64) -> Result<Place> {
         const OPERATION: &str = "prepare receive";
-        if on(Mutant::EarlyPlace) && self.named(key) == Some(Named::Sent) {
-            return Ok(Place {
-                addr: offset,
-                keys: [Some(key), None, None, None],
-            });
-        }
+        let offset = if on(Mutant::MissingOffset) { 0 } else { offset };
         match self.named(key) {
             Some(Named::Mapped { addr, key }) => Ok(Place {
                 addr: addr.wrapping_add(offset),
