@@ -291,6 +291,9 @@ const _: () = {
 /// Entry points for the fuzzers.
 #[doc(hidden)]
 pub mod fuzzing {
+    /// The version of control messages.
+    pub const CONTROL_VERSION: u16 = crate::wire::control::VERSION;
+
     /// Decodes a control message and encodes it again.
     pub fn control(bytes: &[u8]) -> Option<Vec<u8>> {
         let message = crate::wire::control::Control::decode(bytes).ok()?;

@@ -18,6 +18,7 @@ use gdsync::rdma::{
 };
 use gdsync::{EmulatedOptions, Gpu};
 use mp::bootstrap::Local;
+use mp::fuzzing::CONTROL_VERSION;
 use mp::{Bootstrap, Builder, Context, Memory, Progress, Request, Source};
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
@@ -282,7 +283,8 @@ struct Hostile {
 
 fn head(kind: u8, small: u8) -> Vec<u8> {
     let mut bytes = b"mp01".to_vec();
-    bytes.extend([8, 0, kind, small]);
+    bytes.extend(CONTROL_VERSION.to_le_bytes());
+    bytes.extend([kind, small]);
     bytes
 }
 
@@ -484,7 +486,7 @@ impl Hostile {
             }
             7 if kind & 1 == 0 => input.bytes(80).to_vec(),
             7 => head(8 + input.byte() % 4, 0),
-            _ => [head(kind >> 4, tag as u8), input.bytes(60).to_vec()].concat(),
+            _ => [head(input.byte() % 24, tag as u8), input.bytes(60).to_vec()].concat(),
         }
     }
 
