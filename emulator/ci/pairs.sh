@@ -33,8 +33,9 @@ say() { # status, what, since, file...
     fi
 }
 
-# A port without a listener: pairs run one after the other, so there are enough ports.
-port=$((20000 + RANDOM % 20000))
+# A port below those that the kernel gives to clients (32768 and above). Pairs run one after the
+# other, so there are enough ports.
+port=$((20000 + RANDOM % 12000))
 
 listens() { # port: whether a process listens on it
     local hex; hex=$(printf ':%04X ' "$1")
