@@ -307,7 +307,7 @@ impl TeamHandle {
             batch.put([piece].into_iter(), slot)?;
         }
         batch.announce(&call.word_to(number, rank).to_le_bytes(), word)?;
-        Ok(())
+        batch.reach()
     }
 
     /// The contribution to `rank` as the source of a put; `None` if it is empty.

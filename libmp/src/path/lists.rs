@@ -81,7 +81,7 @@ impl Lists {
     ) -> Result<()> {
         let mut queues = emptied(mem::take(&mut self.queues));
         let mut copies = emptied(mem::take(&mut self.copies));
-        for Lane { nic, copy } in lanes {
+        for Lane { nic, copy, .. } in lanes {
             queues.extend(nic.as_mut().map(nic::Lane::queue));
             copies.extend(copy.as_deref_mut());
         }

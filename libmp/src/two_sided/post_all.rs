@@ -32,6 +32,7 @@ enum Part {
     Wait(Word64, u64),
     Store(Word64, u64),
     Put(LaneId, Put),
+    Done(LaneId, Put),
 }
 
 /// A request of the call.
@@ -253,12 +254,14 @@ impl Engine {
                     let puts = state.prepare_transfer(key, lane);
                     let puts = puts.map_err(|e| e.of_peer(rank))?.into_iter().flatten();
                     posts.members[at].last = puts.clone().last();
-                    keep(
-                        puts,
-                        LaneId { rank, lane },
-                        &mut posts.made,
-                        &mut posts.front,
-                    );
+                    let of = LaneId { rank, lane };
+                    let first = posts.front.len();
+                    keep(puts.clone(), of, &mut posts.made, &mut posts.front);
+                    if let Some(ends) = state.peers.lane(of)
+                        && let Some(before) = ends.follows(puts).map_err(|e| e.of_peer(rank))?
+                    {
+                        posts.front.insert(first, Part::Done(of, before));
+                    }
                 }
                 continue;
             }
@@ -515,6 +518,7 @@ impl Part {
             Part::Wait(word, value) => plan.wait(word, *value, false),
             Part::Store(word, value) => plan.store(word, *value),
             Part::Put(at, put) => plan.puts(*at, std::iter::once(*put)),
+            Part::Done(at, put) => plan.done(*at, *put),
         }
     }
 }
