@@ -33,6 +33,7 @@ enum Part {
     Store(Word64, u64),
     Put(LaneId, Put),
     Done(LaneId, Put),
+    Next,
 }
 
 /// A request of the call.
@@ -255,13 +256,15 @@ impl Engine {
                     let puts = puts.map_err(|e| e.of_peer(rank))?.into_iter().flatten();
                     posts.members[at].last = puts.clone().last();
                     let of = LaneId { rank, lane };
-                    let first = posts.front.len();
-                    keep(puts.clone(), of, &mut posts.made, &mut posts.front);
-                    if let Some(ends) = state.peers.lane(of)
-                        && let Some(before) = ends.follows(puts).map_err(|e| e.of_peer(rank))?
-                    {
-                        posts.front.insert(first, Part::Done(of, before));
+                    let copies = puts.clone().any(|put| put.is_copy());
+                    posts.made.extend(puts.clone().map(|put| (of, put)));
+                    if let Some(ends) = state.peers.lane(of) {
+                        let before = ends.follows(puts.clone()).map_err(|e| e.of_peer(rank))?;
+                        posts.front.extend(before.map(|put| Part::Done(of, put)));
                     }
+                    posts.front.extend(copies.then_some(Part::Next));
+                    posts.front.extend(puts.map(|put| Part::Put(of, put)));
+                    posts.front.extend(copies.then_some(Part::Next));
                 }
                 continue;
             }
@@ -519,6 +522,7 @@ impl Part {
             Part::Store(word, value) => plan.store(word, *value),
             Part::Put(at, put) => plan.puts(*at, std::iter::once(*put)),
             Part::Done(at, put) => plan.done(*at, *put),
+            Part::Next => plan.next(),
         }
     }
 }
