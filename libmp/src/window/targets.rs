@@ -162,6 +162,14 @@ impl Targets {
 }
 
 impl Target {
+    /// The path of puts and gets to the memory, which is that of another rank.
+    pub fn path(&self) -> Path {
+        match self.remote {
+            Remote::Nic(_) => Path::Nic,
+            Remote::Copy(_) => Path::Ipc,
+        }
+    }
+
     /// The length of the memory in bytes.
     pub fn len(&self) -> u64 {
         self.remote.len()
