@@ -530,6 +530,34 @@ fn a_signal_shows_the_puts_of_a_window_on_another_path() {
     }
 }
 
+/// The CPU copies a long put in parts, in the background; the NIC does not wait for it.
+#[test]
+fn a_signal_by_the_nic_shows_a_put_that_the_cpu_copies_in_parts() {
+    const LONG: usize = 64 << 20;
+    for seed in 0..3 {
+        play(seed, 2, move |rank| {
+            let ctx = rank.open(|b| b.path(PathChoice::Ipc));
+            let own = ctx.adopt_vec(vec![0; 64]).map_err(|(_, e)| e).unwrap();
+            let words = ctx.window(&own).unwrap();
+            let data = window(&ctx, MemoryKind::Pinned, LONG);
+            let paths = [&words, &data].map(|window| window.path(rank.peer()).unwrap());
+            assert_eq!(paths, [Path::Nic, Path::Ipc]);
+            let last = LONG - 8;
+            if rank.me == 0 {
+                let from = ctx.alloc(MemoryKind::Pinned, LONG).unwrap();
+                from.write(last, &[1; 8]).unwrap();
+                let put = data.put(1, 0, &from.all()).unwrap();
+                drop(words.signal(1, 8, 1).unwrap());
+                put.wait(LIMIT).unwrap();
+            } else {
+                words.wait_signal(0, 8, Condition::Geq, 1, LIMIT).unwrap();
+                assert_eq!(bytes(data.memory(), last, 8), [1; 8]);
+            }
+            rank.barrier();
+        });
+    }
+}
+
 /// Atomics of ranks that map the memory are those of the NIC, which is atomic with all others.
 #[test]
 fn atomics_of_mapped_memory_count_with_those_of_ranks_that_do_not_map_it() {
