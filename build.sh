@@ -340,10 +340,12 @@ build_ahead() {
 }
 
 # Tests of `mp` that select no path: they also run over memory that the ranks map. The
-# workspace is named so that its builds are used again. Not `soak`: its bound is that of the NIC's
-# queues, and a queue of copies may grow to 4,096 puts.
+# workspace is named so that its builds are used again. Not `soak` and
+# `neighbourhood_memory`: their bound is that of the NIC's queues, and a queue of copies may grow to
+# 4,096 puts.
 MAPPED="agree allocations asleep claims collectives* deaths edges errors failures* lanes
-    late_binding mapped memory messages neighbourhood* never_ends one_submission* porting stats
+    late_binding mapped memory messages neighbourhood neighbourhood_failures
+    neighbourhood_lifetime never_ends one_submission* porting stats
     stencil strided to_itself trace* traps window* words mp_seeds mp_faults mp_matrix"
 
 step_mapped() {
