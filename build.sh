@@ -339,15 +339,17 @@ build_ahead() {
     asan cargo test --locked --no-run -p libmp --test memory
 }
 
-# Tests of messages, which select no path: they also run over memory that the ranks map. The
-# workspace is named so that its builds are used again. Not `soak`: its bound is that of the NIC's
-# queues, and a queue of copies may grow to 4,096 puts.
-MAPPED="agree allocations asleep claims deaths edges errors failures* lanes late_binding mapped
-    memory messages never_ends one_submission* porting stats strided to_itself trace* traps
-    mp_seeds mp_faults mp_matrix"
+# Tests of `mp` that select no path: they also run over memory that the ranks map. The
+# workspace is named so that its builds are used again. Not `soak` and
+# `neighbourhood_memory`: their bound is that of the NIC's queues, and a queue of copies may grow to
+# 4,096 puts.
+MAPPED="agree allocations asleep claims collectives* deaths edges errors failures* lanes
+    late_binding mapped memory messages neighbourhood neighbourhood_failures
+    neighbourhood_lifetime never_ends one_submission* porting stats
+    stencil strided to_itself trace* traps window* words mp_seeds mp_faults mp_matrix"
 
 step_mapped() {
-    say "mapped: tests of messages over memory that the ranks map (MP_PATH=ipc)"
+    say "mapped: tests of mp over memory that the ranks map (MP_PATH=ipc)"
     local tests=() name
     # Not expanded as files: cargo matches the names.
     set -f

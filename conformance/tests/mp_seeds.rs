@@ -34,6 +34,26 @@ fn particles_equal_the_serial_run_by_mapped_memory() {
 }
 
 #[test]
+fn stencil_of_26_neighbours_equals_the_serial_run_by_mapped_memory() {
+    by_mapped_memory(100, mp::halo3d::run);
+}
+
+#[test]
+fn windows_have_the_bytes_of_the_program_by_mapped_memory() {
+    by_mapped_memory(200, mp::windows::run);
+}
+
+#[test]
+fn neighbours_have_the_data_of_the_serial_run_by_mapped_memory() {
+    by_mapped_memory(200, mp::neighbours::run);
+}
+
+#[test]
+fn collective_calls_have_the_results_of_the_serial_run_by_mapped_memory() {
+    by_mapped_memory(200, mp::collectives::run);
+}
+
+#[test]
 fn stencil_equals_the_serial_run_under_every_schedule() {
     in_order(160, mp::halo::run);
 }
@@ -130,6 +150,7 @@ fn seed_replays_exactly() {
         replay(&|seed| run(seed, Wire::InOrder));
     }
     replay(&|seed| mp::messages::run(seed, Wire::Mapped));
+    replay(&|seed| mp::windows::run(seed, Wire::Mapped));
     replay(&mp::loss::run);
     replay(&mp::halo3d::run_until_a_rank_dies);
     replay(&mp::particles::run_until_a_rank_dies);

@@ -186,7 +186,10 @@ impl Error {
     pub(crate) fn of_peer(mut self, rank: u32) -> Error {
         let inner = &mut *self.0;
         match inner.kind {
-            _ if inner.rank.is_some() || inner.source.is_none() => return self,
+            _ if inner.rank.is_some() => return self,
+            // Of a queue of copies, which is not one of gdsync.
+            Kind::PeerFailed(_) => {}
+            _ if inner.source.is_none() => return self,
             Kind::Failed(status) => inner.kind = Kind::PeerFailed(status),
             Kind::QueueFull => {}
             _ => return self,

@@ -164,6 +164,8 @@ fn rank_that_has_dropped_its_object_is_named() {
                     rank.barrier();
                 } else {
                     rank.barrier();
+                    // On mapped memory, the release must be known here.
+                    rank.pass(millis(500));
                     let by = by_stream.then_some(&stream);
                     peer_failed(&barrier(ctx, &mut all, by, LIMIT).unwrap_err(), 1);
                 }
@@ -430,7 +432,7 @@ fn the_death_of_a_rank_is_an_error_that_names_it() {
         for by_stream in [false, true] {
             println!("{death:?} {by_stream}");
             play(1, 4, move |rank| {
-                let ctx = rank.open(|b| b.timeout(secs(5)));
+                let ctx = rank.open(|b| death.build_one_sided(b).timeout(secs(5)));
                 let mut all = ctx.collectives(64).unwrap();
                 let stream = ctx.gpu().stream().unwrap();
                 all.barrier(LIMIT).unwrap();
@@ -472,7 +474,7 @@ fn a_rank_may_die_at_any_moment() {
     for seed in 0..40 {
         let death = Death::ALL[seed as usize % 4];
         play(seed, 4, move |rank| {
-            let ctx = rank.open(|b| b.timeout(secs(2)));
+            let ctx = rank.open(|b| death.build_one_sided(b).timeout(secs(2)));
             let mut all = ctx.collectives(64).unwrap();
             let stream = ctx.gpu().stream().unwrap();
             if rank.me == 1 {

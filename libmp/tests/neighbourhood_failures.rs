@@ -308,7 +308,7 @@ fn lost_neighbour_fails_the_step_and_the_others_complete() {
         for by_stream in [true, false] {
             println!("{death:?} {stage} {by_stream}");
             play(i, 3, move |rank| {
-                let ctx = rank.open(|b| b.timeout(secs(5)));
+                let ctx = rank.open(|b| death.build_one_sided(b).timeout(secs(5)));
                 let part = Part::new(rank, &ctx, stage == 1);
                 let stream = ctx.gpu().stream().unwrap();
                 part.play(&stream, 1);
@@ -358,7 +358,7 @@ fn neighbour_may_die_at_any_moment() {
     for seed in 0..40 {
         let death = Death::ALL[seed as usize % 4];
         play(seed, 3, move |rank| {
-            let ctx = rank.open(|b| b.timeout(secs(2)));
+            let ctx = rank.open(|b| death.build_one_sided(b).timeout(secs(2)));
             let part = Part::new(rank, &ctx, seed % 3 == 0);
             let stream = ctx.gpu().stream().unwrap();
             part.play(&stream, 1);

@@ -6,7 +6,7 @@ mod sim;
 
 use gdsync::gpu::soft::{SoftOptions, Weak};
 use gdsync::gpu::{Condition, MemoryKind};
-use mp::{Context, Kind, Memory, Window};
+use mp::{Context, Kind, Memory, Path, PathChoice, Window};
 use sim::{LIMIT, Rank, millis, pair, play};
 use vmlx5::fabric::faults::Faults;
 
@@ -458,6 +458,129 @@ fn a_signal_shows_the_puts_of_another_window() {
             }
         });
     }
+}
+
+/// One window is in memory that the peer maps, the other in memory that it cannot map. A signal of
+/// either shows the puts of the other one, whichever path carries them.
+#[test]
+fn a_signal_shows_the_puts_of_a_window_on_another_path() {
+    /// More than the CPU copies when it posts.
+    const MUCH: usize = 300_000;
+    for seed in 0..12 {
+        play(seed, 2, move |rank| {
+            let ctx = rank.open(|b| b.path(PathChoice::Ipc));
+            let (me, peer) = (rank.me as u8, rank.peer());
+            let own = ctx.adopt_vec(vec![0; MUCH + 16]).map_err(|(_, e)| e);
+            let windows = [
+                own.unwrap(),
+                ctx.alloc(MemoryKind::Pinned, MUCH + 16).unwrap(),
+            ];
+            let windows = windows.map(|memory| ctx.window(&memory).unwrap());
+            let paths = windows.each_ref().map(|window| window.path(peer).unwrap());
+            assert_eq!(paths, [Path::Nic, Path::Ipc]);
+            assert_eq!(windows[0].path(rank.me), Some(Path::Local));
+            assert_eq!(windows[0].path(2), None);
+            let stream = ctx.gpu().stream().unwrap();
+            let from = ctx.alloc(MemoryKind::Pinned, MUCH).unwrap();
+            for round in 1..=12_u8 {
+                let [data, words] = [usize::from(round % 2), usize::from(round % 2 == 0)];
+                let [data, words] = [data, words].map(|i| &windows[i]);
+                let (all, at, value) = (from.all(), MUCH.next_multiple_of(8), round.into());
+                from.write(0, &[round ^ me << 7; MUCH]).unwrap();
+                match round % 5 {
+                    0 => {
+                        drop(data.put(peer, 0, &all).unwrap());
+                        drop(words.signal(peer, at, value).unwrap());
+                    }
+                    1 => {
+                        data.put_nbi_on(&stream, peer, 0, &all).unwrap();
+                        drop(words.signal_on(&stream, peer, at, value).unwrap());
+                    }
+                    2 => {
+                        data.put_nbi(peer, 8, &from.slice(8, MUCH - 8).unwrap())
+                            .unwrap();
+                        data.put_inline(peer, 0, &[round ^ me << 7; 8]).unwrap();
+                        drop(words.signal(peer, at, value).unwrap());
+                    }
+                    how => {
+                        let pair = [
+                            data.prepare_put(peer, 0, &all).unwrap(),
+                            words.prepare_signal(peer, at, value).unwrap(),
+                        ];
+                        match how {
+                            3 => ctx.post_all_on(&stream, &pair).unwrap(),
+                            _ => pair.iter().for_each(|one| one.post_on(&stream).unwrap()),
+                        }
+                    }
+                }
+                words
+                    .wait_signal(peer, at, Condition::Geq, value, LIMIT)
+                    .unwrap();
+                let expected = round ^ (peer as u8) << 7;
+                let found = bytes(data.memory(), 0, MUCH);
+                assert!(found.iter().all(|byte| *byte == expected), "round {round}");
+                rank.barrier();
+                ctx.synchronize(&stream, LIMIT).unwrap();
+                for window in &windows {
+                    window.quiet(LIMIT).unwrap();
+                }
+                rank.barrier();
+            }
+        });
+    }
+}
+
+/// The CPU copies a long put in parts, in the background; the NIC does not wait for it.
+#[test]
+fn a_signal_by_the_nic_shows_a_put_that_the_cpu_copies_in_parts() {
+    const LONG: usize = 64 << 20;
+    for seed in 0..3 {
+        play(seed, 2, move |rank| {
+            let ctx = rank.open(|b| b.path(PathChoice::Ipc));
+            let own = ctx.adopt_vec(vec![0; 64]).map_err(|(_, e)| e).unwrap();
+            let words = ctx.window(&own).unwrap();
+            let data = window(&ctx, MemoryKind::Pinned, LONG);
+            let paths = [&words, &data].map(|window| window.path(rank.peer()).unwrap());
+            assert_eq!(paths, [Path::Nic, Path::Ipc]);
+            let last = LONG - 8;
+            if rank.me == 0 {
+                let from = ctx.alloc(MemoryKind::Pinned, LONG).unwrap();
+                from.write(last, &[1; 8]).unwrap();
+                let put = data.put(1, 0, &from.all()).unwrap();
+                drop(words.signal(1, 8, 1).unwrap());
+                put.wait(LIMIT).unwrap();
+            } else {
+                words.wait_signal(0, 8, Condition::Geq, 1, LIMIT).unwrap();
+                assert_eq!(bytes(data.memory(), last, 8), [1; 8]);
+            }
+            rank.barrier();
+        });
+    }
+}
+
+/// Atomics of ranks that map the memory are those of the NIC, which is atomic with all others.
+#[test]
+fn atomics_of_mapped_memory_count_with_those_of_ranks_that_do_not_map_it() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.path(PathChoice::Ipc));
+        let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+        let mapped = ctx.window(&memory).unwrap();
+        let old = ctx.alloc(MemoryKind::Pinned, 16).unwrap();
+        let stream = ctx.gpu().stream().unwrap();
+        assert_eq!(mapped.path(rank.peer()), Some(Path::Ipc));
+        for round in 0..20 {
+            let [first, second] = [0, 8].map(|at| old.slice(at, 8).unwrap());
+            let by_cpu = mapped.fetch_add(rank.peer(), 8, 1, &first).unwrap();
+            let by_stream = mapped.fetch_add_on(&stream, rank.peer(), 8, 1, &second);
+            by_cpu.wait(LIMIT).unwrap();
+            by_stream.unwrap().wait(LIMIT).unwrap();
+            let seen = [0, 8].map(|at| word(&old, at));
+            assert_eq!(seen[0] + seen[1], 4 * round + 1);
+        }
+        rank.barrier();
+        assert_eq!(word(&memory, 8), 40);
+        rank.barrier();
+    });
 }
 
 /// A fence and a quiet of a stream that has posted nothing enqueue nothing on the lane of another

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gdsync::gpu::{Condition, MemoryKind};
 use mp::{Context, Kind, Memory, NULL_RANK, Window};
-use sim::{Death, LIMIT, pair, peer_failed, play, secs};
+use sim::{Death, LIMIT, millis, pair, peer_failed, play, secs};
 
 /// Layout of the windows: data, and words behind them.
 const ROOM: usize = 40_000;
@@ -150,7 +150,7 @@ fn the_death_of_a_rank_is_an_error_that_names_it() {
     for death in Death::ALL {
         println!("{death:?}");
         play(1, 3, move |rank| {
-            let ctx = rank.open(|b| b.timeout(secs(5)));
+            let ctx = rank.open(|b| death.build_one_sided(b).timeout(secs(5)));
             let window = window(&ctx, MemoryKind::Pinned, LEN);
             let [stream, other] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
             let data = ctx.alloc(MemoryKind::Pinned, 64).unwrap().all();
@@ -250,7 +250,7 @@ fn a_rank_may_die_at_any_moment() {
     for seed in 0..40 {
         let death = Death::ALL[seed as usize % 4];
         play(seed, 3, move |rank| {
-            let ctx = rank.open(|b| b.timeout(secs(2)));
+            let ctx = rank.open(|b| death.build_one_sided(b).timeout(secs(2)));
             let window = window(&ctx, MemoryKind::Pinned, LEN);
             if rank.me == 1 {
                 let when = fastrand::Rng::with_seed(seed).u64(0..3_000_000);
@@ -336,8 +336,10 @@ fn a_put_to_memory_that_is_released_fails() {
                 rank.barrier();
             } else {
                 rank.barrier();
-                let put = window.put(1, 0, &data).unwrap();
-                peer_failed(&put.wait(LIMIT).unwrap_err(), 1);
+                // On mapped memory, the release must be known here.
+                rank.pass(millis(500));
+                let put = window.put(1, 0, &data);
+                peer_failed(&put.and_then(|put| put.wait(LIMIT)).unwrap_err(), 1);
             }
             rank.barrier();
         },

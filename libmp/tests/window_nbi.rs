@@ -9,7 +9,7 @@ use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Condition, MemoryKind};
 use mp::{Context, Kind, Memory, NULL_RANK, Slice, Window};
 use sim::gate::Gate;
-use sim::{Death, LIMIT, Rank, millis, pair, peer_failed, play, secs, slice};
+use sim::{Death, LIMIT, Rank, by_nic, millis, pair, peer_failed, play, secs, slice};
 use vmlx5::fabric::faults::Faults;
 
 /// Length of a put, puts, and the words behind them.
@@ -183,28 +183,25 @@ fn an_inline_word_behind_a_fence_is_a_signal_of_32_bits() {
 /// The NIC raises no completion entry for the put: the queue pair keeps its memory until quiet.
 #[test]
 fn the_memory_of_a_put_without_a_request_is_kept_until_quiet() {
-    pair(
-        |b| b,
-        |rank, ctx| {
-            let window = window(ctx, MemoryKind::Pinned);
-            for signaled in [true, false] {
-                let data = ctx.adopt_vec(vec![7; 64]).map_err(|(_, e)| e).unwrap();
-                match signaled {
-                    true => drop(window.put(rank.peer(), 0, &data.all()).unwrap()),
-                    false => window.put_nbi(rank.peer(), 0, &data.all()).unwrap(),
-                }
-                let back = data.into_vec(millis(20));
-                assert_eq!(back.is_ok(), signaled);
-                if let Err((data, e)) = back {
-                    assert_eq!(e.kind(), Kind::Timeout, "{e}");
-                    window.quiet(LIMIT).unwrap();
-                    let back = data.into_vec(LIMIT).map_err(|(_, e)| e);
-                    assert_eq!(back.unwrap(), [7; 64]);
-                }
+    pair(by_nic, |rank, ctx| {
+        let window = window(ctx, MemoryKind::Pinned);
+        for signaled in [true, false] {
+            let data = ctx.adopt_vec(vec![7; 64]).map_err(|(_, e)| e).unwrap();
+            match signaled {
+                true => drop(window.put(rank.peer(), 0, &data.all()).unwrap()),
+                false => window.put_nbi(rank.peer(), 0, &data.all()).unwrap(),
             }
-            rank.barrier();
-        },
-    );
+            let back = data.into_vec(millis(20));
+            assert_eq!(back.is_ok(), signaled);
+            if let Err((data, e)) = back {
+                assert_eq!(e.kind(), Kind::Timeout, "{e}");
+                window.quiet(LIMIT).unwrap();
+                let back = data.into_vec(LIMIT).map_err(|(_, e)| e);
+                assert_eq!(back.unwrap(), [7; 64]);
+            }
+        }
+        rank.barrier();
+    });
 }
 
 /// Far more puts than the queue has room for; memory is dropped meanwhile.
@@ -306,7 +303,7 @@ fn the_death_of_a_rank_is_found_by_quiet() {
     for death in Death::ALL {
         println!("{death:?}");
         play(1, 2, move |rank| {
-            let ctx = rank.open(|b| b.timeout(secs(5)));
+            let ctx = rank.open(|b| death.build_one_sided(b).timeout(secs(5)));
             let window = window(&ctx, MemoryKind::Pinned);
             let stream = ctx.gpu().stream().unwrap();
             let data = slice(&ctx, 8);

@@ -209,7 +209,11 @@ impl TeamHandle {
     ) -> Error {
         let state = &mut *engine.lock();
         let lost = others(engine).find_map(|rank| Some((rank, state.given_up(rank)?)));
-        if let Some(lost) = lost {
+        let failed = match (e.rank(), e.kind()) {
+            (Some(rank), Kind::PeerFailed(status)) => Some((rank, status)),
+            _ => None,
+        };
+        if let Some(lost) = lost.or(failed) {
             engine.lose_rank(state, &self.team, number, lost);
         }
         match self.team.failure() {
@@ -282,7 +286,8 @@ impl TeamHandle {
                 return Err(peer.error(call.name()));
             }
             let mut batch = Batch::short(peer.link.lane(lane).ok_or_else(none)?);
-            self.prepare(&mut batch, call, number, rank)?;
+            let prepared = self.prepare(&mut batch, call, number, rank);
+            prepared.map_err(|e| e.of_peer(rank))?;
             plan.puts(LaneId { rank, lane }, batch.all());
         }
         Ok(())
@@ -307,7 +312,7 @@ impl TeamHandle {
             batch.put([piece].into_iter(), slot)?;
         }
         batch.announce(&call.word_to(number, rank).to_le_bytes(), word)?;
-        Ok(())
+        batch.reach()
     }
 
     /// The contribution to `rank` as the source of a put; `None` if it is empty.

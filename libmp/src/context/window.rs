@@ -10,7 +10,7 @@ use gdsync::gpu::Condition;
 
 use super::{Context, Request, wait_all};
 use crate::error::Result;
-use crate::path::Atomic;
+use crate::path::{Atomic, Path};
 use crate::region::{Memory, Slice};
 use crate::trace::Facts;
 use crate::two_sided::On;
@@ -91,7 +91,8 @@ use crate::window::{Access, Awaited, Targets, WindowOp};
 /// # Lifetime
 /// A window holds its context, as a [`Request`] does. The target keeps its window as long as other
 /// ranks use its memory. An operation on memory of which no handle exists any more fails at the
-/// target, and the origin gives the rank up.
+/// target, and the origin gives the rank up. On [`Path::Ipc`] it fails once the origin knows of the
+/// release; before, it succeeds, and the bytes are lost.
 #[derive(Clone)]
 pub struct Window {
     pub(super) context: Context,
@@ -196,6 +197,18 @@ impl Window {
         target.ok().map(|target| target.len())
     }
 
+    /// The path of puts, gets and signals to the memory of `rank`; `None` if the window has none of
+    /// this rank. It is [`Path::Nic`] for memory of a rank on [`Path::Ipc`] that this rank cannot
+    /// map: what the application has allocated (`adopt_vec`, `register_host`, `register_device`),
+    /// and what [`attach`](Window::attach) has added. Atomics of other ranks use the NIC always.
+    pub fn path(&self, rank: u32) -> Option<Path> {
+        let target = self.targets.of("look up window", rank).ok()?;
+        Some(match rank == self.context.rank() {
+            true => Path::Local,
+            false => target.path(),
+        })
+    }
+
     /// The bytes that name this rank's memory to [`attach`](Window::attach) of another rank of the
     /// job: at most 512, valid as long as this window, for contexts of the same name
     /// ([`Builder::name`](crate::Builder::name)).
@@ -234,8 +247,8 @@ impl Window {
     /// - `QueueFull` if too many operations are in flight;
     ///   [`Builder::full`](crate::Builder::full) sets whether the call waits for room first.
     /// - `Unsupported` for a stream that is being captured into a graph; for a get or a quiet if
-    ///   the NIC executes no READs; for an atomic to this rank itself; and for a stream's operation
-    ///   to this rank itself if the GPU runs no kernels.
+    ///   the NIC executes no READs, unless they are copies; for an atomic to this rank itself; and
+    ///   for a stream's copy ([`path`](Window::path)) if the GPU runs no kernels.
     /// - `Gdsync(OutOfOrder)` for a stream on which a request to or from `rank` is prepared and not
     ///   posted; other errors of gdsync.
     pub fn put(&self, rank: u32, offset: usize, from: &Slice) -> Result<Request> {

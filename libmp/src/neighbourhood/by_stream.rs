@@ -138,7 +138,8 @@ impl Open<'_> {
             .ok_or_else(|| refused(no_lane("exchange with neighbours", at.rank)))?;
         let mut batch = Batch::short(lane);
         // A batch of which a part is refused has undone itself.
-        let last = prepare(&mut batch).map_err(|e| e.of_peer(at.rank));
+        let last = prepare(&mut batch).and_then(|put| batch.reach().map(|()| put));
+        let last = last.map_err(|e| e.of_peer(at.rank));
         if last.is_ok() {
             plan.puts(at, batch.all());
         }
@@ -274,7 +275,10 @@ impl Engine {
             let posted = with_plan(open, |open, plan| {
                 let last = x.words.last();
                 for (peer, put) in x.words.peers.iter().zip(&last.puts) {
-                    if let (Some(at), Some((lane, put))) = (open.at(peer.rank), *put) {
+                    // The copies of a stream are done when the stream has passed them.
+                    if let (Some(at), Some((lane, put))) = (open.at(peer.rank), *put)
+                        && !put.is_copy()
+                    {
                         plan.done(LaneId { lane, ..at }, put);
                     }
                 }

@@ -11,13 +11,12 @@ use super::join::sizes;
 use super::spec::{BUILD, Neighbour, check};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Moves, Pieces, moves_of};
-use crate::path::{Keys, Remote, Rights, Span};
+use crate::path::{Keys, Path, Remote, Rights, Span};
 use crate::region::{Memory, Slice, Strided};
 use crate::request::step::{ExchangeWords, PeerState, before};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
 use crate::wire::control::Neighbour as NeighbourRecord;
-use crate::wire::record::Record;
 
 /// Bytes of a word, and number of words of a peer: ready and arrival, by parity of the step.
 const WORD: usize = 8;
@@ -305,17 +304,21 @@ impl Engine {
             .collect();
         let theirs = self.join_neighbours(&parts.all[..parts.others], mine)?;
         let (mut peers, mut ports) = (Vec::<PeerState>::new(), Vec::<Port>::new());
+        let mut path = Path::Nic;
         for ((one, staged), record) in parts.others().zip(&theirs) {
             if peers.last().is_none_or(|peer| peer.rank != one.rank) {
                 let word = |i| words.region().word64((WORDS * peers.len() + i) * WORD);
                 let words = [word(0)?, word(1)?, word(2)?, word(3)?];
                 peers.push(PeerState::new(one.rank, [one.send, one.receive], words));
-                ports.push(self.port(one, record)?);
+                let blocks = parts.others().zip(&theirs);
+                let blocks = blocks.filter(|((other, _), _)| other.rank == one.rank);
+                path = self.path_of(one.rank, blocks.map(|(_, record)| record));
+                ports.push(port(path, one, record)?);
             }
             if let Some((peer, port)) = peers.last_mut().zip(ports.last_mut()) {
                 peer.add([one.sends(), one.receives()]);
                 port.data
-                    .extend(self.data(one, staged, record, &parts.packing)?);
+                    .extend(data(path, one, staged, record, &parts.packing)?);
             }
         }
         let passed = self.gpu.alloc(MemoryKind::Pinned, ALIGN)?.word64(0)?;
@@ -354,8 +357,8 @@ impl Engine {
         words: &Memory,
         landing: &Memory,
     ) -> NeighbourRecord {
-        let path = self.paths.one_sided_to(one.rank);
-        let block = |keys: &Keys| -> Vec<Record> { vec![keys.record(path)] };
+        let path = self.paths.to(one.rank);
+        let block = |keys: &Keys| keys.records(path);
         let (landing, landing_block) = match (staged.landing, one.direct()) {
             (Some(at), _) => (at, block(landing.keys())),
             (None, Some(slice)) => ([slice.offset(); 2], block(slice.memory().keys())),
@@ -373,46 +376,59 @@ impl Engine {
         }
     }
 
-    /// The words of a peer, from the record of its first neighbour.
-    fn port(&self, one: &Neighbour, record: &NeighbourRecord) -> Result<Port> {
-        let words = || -> Result<[Span; WORDS]> {
-            let words = Remote::any(self.paths.one_sided_to(one.rank), &record.words_block)?;
-            let word = |i: usize| words.span(record.words as usize + i * WORD, WORD);
-            Ok([word(0)?, word(1)?, word(2)?, word(3)?])
-        };
-        let [even, odd, even_data, odd_data] = words().map_err(|e| too_short(one, &e))?;
-        Ok(Port {
-            ready: [even, odd],
-            arrived: [even_data, odd_data],
-            data: Vec::new(),
-        })
-    }
-
-    /// The data for a neighbour, from its record; `None` if it is sent none.
-    fn data(
-        &self,
-        one: &Neighbour,
-        staged: &Staged,
-        record: &NeighbourRecord,
-        packing: &Memory,
-    ) -> Result<Option<Data>> {
-        let len = one.sends() as usize;
-        if len == 0 {
-            return Ok(None);
+    /// The path to a peer whose neighbours have these records: one for all data and words, because
+    /// the paths have no order among each other.
+    fn path_of<'r>(&self, rank: u32, records: impl Iterator<Item = &'r NeighbourRecord>) -> Path {
+        let path = self.paths.to(rank);
+        let mut blocks = records
+            .flat_map(|record| [&record.words_block, &record.landing_block])
+            .filter(|block| !block.is_empty());
+        match blocks.any(|block| Remote::path(path, block) == Path::Nic) {
+            true => Path::Nic,
+            false => path,
         }
-        let spans = || -> Result<[Span; 2]> {
-            let landing = Remote::any(self.paths.one_sided_to(one.rank), &record.landing_block)?;
-            let span = |at: u64| landing.span(at as usize, len);
-            Ok([span(record.landing[0])?, span(record.landing[1])?])
-        };
-        let to = spans().map_err(|e| too_short(one, &e))?;
-        let pieces = |piece: &Strided| piece.pieces().to_vec();
-        let from = match staged.packing {
-            Some(at) => vec![packing.slice(at, len)?],
-            None => one.sent.iter().flat_map(pieces).collect(),
-        };
-        Ok(Some(Data { to, from }))
     }
+}
+
+/// The words of a peer, from the record of its first neighbour.
+fn port(path: Path, one: &Neighbour, record: &NeighbourRecord) -> Result<Port> {
+    let words = || -> Result<[Span; WORDS]> {
+        let words = Remote::any(path, &record.words_block)?;
+        let word = |i: usize| words.span(record.words as usize + i * WORD, WORD);
+        Ok([word(0)?, word(1)?, word(2)?, word(3)?])
+    };
+    let [even, odd, even_data, odd_data] = words().map_err(|e| too_short(one, &e))?;
+    Ok(Port {
+        ready: [even, odd],
+        arrived: [even_data, odd_data],
+        data: Vec::new(),
+    })
+}
+
+/// The data for a neighbour, from its record; `None` if it is sent none.
+fn data(
+    path: Path,
+    one: &Neighbour,
+    staged: &Staged,
+    record: &NeighbourRecord,
+    packing: &Memory,
+) -> Result<Option<Data>> {
+    let len = one.sends() as usize;
+    if len == 0 {
+        return Ok(None);
+    }
+    let spans = || -> Result<[Span; 2]> {
+        let landing = Remote::any(path, &record.landing_block)?;
+        let span = |at: u64| landing.span(at as usize, len);
+        Ok([span(record.landing[0])?, span(record.landing[1])?])
+    };
+    let to = spans().map_err(|e| too_short(one, &e))?;
+    let pieces = |piece: &Strided| piece.pieces().to_vec();
+    let from = match staged.packing {
+        Some(at) => vec![packing.slice(at, len)?],
+        None => one.sent.iter().flat_map(pieces).collect(),
+    };
+    Ok(Some(Data { to, from }))
 }
 
 /// The error of a record that names memory without room.

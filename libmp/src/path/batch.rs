@@ -1,5 +1,7 @@
 //! [`Batch`]: puts that are prepared together on a lane, all or none, and posted in order.
 
+use gdsync::Stream;
+
 use super::{Atomic, Lane, Piece, Span, copy, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
@@ -211,6 +213,34 @@ impl<'q, const N: usize> Batch<'q, N> {
             self.keep(made.map(Put::Nic))?;
         }
         Ok(())
+    }
+
+    /// Whether a put to `to` is by the NIC on a lane that also copies. Its completion must be
+    /// observable, because copies may have to follow it: [`Lane::order`].
+    pub fn mixes(&self, to: Span) -> bool {
+        matches!(to, Span::Nic(_)) && self.lane.copy.is_some()
+    }
+
+    /// [`Lane::order`] for the puts of the batch.
+    pub fn order(&mut self, stream: Option<&Stream>) -> Result<()> {
+        let made = self.made[..self.count].iter().flatten().copied();
+        self.lane.order(made, stream)
+    }
+
+    /// Checks that the destinations of the batch's copies are mapped; undoes it if one is not.
+    ///
+    /// # Errors
+    /// `PeerFailed` if the peer has released the memory; the lane fails then.
+    pub fn reach(&mut self) -> Result<()> {
+        let Some(copy) = &mut self.lane.copy else {
+            return Ok(());
+        };
+        let made = self.made[..self.count].iter().flatten();
+        let reached = copy.reach(made.filter_map(Put::copy));
+        if reached.is_err() {
+            self.undo();
+        }
+        reached
     }
 
     /// The first three puts.

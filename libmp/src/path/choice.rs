@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 
-/// The path of messages to other ranks of this host, for [`Builder::path`](crate::Builder::path).
+/// The path to other ranks of this host, for [`Builder::path`](crate::Builder::path).
 /// All ranks must use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -12,8 +12,7 @@ pub enum PathChoice {
     Auto,
     /// [`Path::Nic`](crate::Path::Nic).
     Nic,
-    /// [`Path::Ipc`](crate::Path::Ipc): the ranks map each other's memory. Windows, neighbourhoods
-    /// and collective calls use the NIC still.
+    /// [`Path::Ipc`](crate::Path::Ipc): the ranks map each other's memory.
     Ipc,
 }
 

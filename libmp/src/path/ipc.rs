@@ -5,7 +5,7 @@
 //! ([`Shared::translate`]), and answers where it has mapped the memory: only then can a receive
 //! write an address of the memory into the peer's words ([`Shared::place`]), which kernels read.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 
 use gdsync::gpu::{Region, SharedMemory};
@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     named: BTreeMap<u32, Named>,
     /// Memory of the peer, by the peer's key.
     opened: BTreeMap<u32, Opened>,
+    /// The peer's keys of its memory that this rank cannot map.
+    refused: BTreeSet<u32>,
     /// Descriptors of the peer that no control message has taken, in their order.
     descriptors: VecDeque<OwnedFd>,
     /// Control messages of the peer that wait for a descriptor, and those behind them.
@@ -186,11 +188,11 @@ impl Shared {
             Error::new(MAP, Kind::Protocol, what)
         })?;
         let key = export.key;
-        if self.opened.contains_key(&key) {
+        if self.opened.contains_key(&key) || self.refused.contains(&key) {
             let what = format!("the peer named memory {key} twice");
             return Err(Error::new(MAP, Kind::Protocol, what));
         }
-        if self.opened.len() >= REGIONS {
+        if self.opened.len() + self.refused.len() >= REGIONS {
             return Err(too_many("regions"));
         }
         let Export { offset, len, .. } = *export;
@@ -214,6 +216,7 @@ impl Shared {
             }
             Err(e) => {
                 tracing::warn!(target: "mp", "memory of a peer cannot be mapped: {e}");
+                self.refused.insert(key);
                 None
             }
         };
@@ -223,16 +226,21 @@ impl Shared {
     /// Unmaps memory of the peer that the peer has released.
     pub fn close(&mut self, key: u32) {
         self.opened.remove(&key);
+        self.refused.remove(&key);
     }
 
-    /// Translates the names of this path in a block to addresses of this rank.
+    /// Translates the names of this path in a block to addresses of this rank, and removes those of
+    /// memory that this rank cannot map: the memory may have a name on another path.
     ///
     /// # Errors
     /// `Protocol` for memory that the peer has not sent, or that does not contain the name's bytes.
-    pub fn translate(&self, block: &mut [Record]) -> Result<()> {
+    pub fn translate(&self, block: &mut Vec<Record>) -> Result<()> {
         if on(Mutant::ForeignAddress) {
             return Ok(());
         }
+        block.retain(|record| {
+            !keys_in(std::slice::from_ref(record)).any(|key| self.refused.contains(&key))
+        });
         for record in block.iter_mut().filter(|record| record.path == IPC) {
             let named = copy::Remote::read(&record.bytes)?;
             let opened = self.opened.get(&named.key()).ok_or_else(|| {
@@ -312,13 +320,13 @@ mod tests {
         (paths, shared, sent)
     }
 
-    fn name(addr: u64, len: u64, key: u32) -> [Record; 1] {
+    fn name(addr: u64, len: u64, key: u32) -> Vec<Record> {
         let bytes = [
             &addr.to_le_bytes()[..],
             &len.to_le_bytes(),
             &key.to_le_bytes(),
         ];
-        [Record::new(IPC, &bytes.concat())]
+        vec![Record::new(IPC, &bytes.concat())]
     }
 
     #[test]
@@ -333,12 +341,12 @@ mod tests {
             name(addr, len + 1, KEY),
             name(addr, 0, KEY),
             name(addr + 1, len - 1, KEY),
-            [Record::new(IPC, &[0; 19])],
+            vec![Record::new(IPC, &[0; 19])],
         ] {
             refused(shared.translate(&mut bad));
         }
         // Names of other paths are not looked at.
-        let mut other = [Record::new(9, b"other")];
+        let mut other = vec![Record::new(9, b"other")];
         shared.translate(&mut other).unwrap();
         shared.close(KEY);
         refused(shared.translate(&mut name(addr, len, KEY)));
@@ -358,6 +366,18 @@ mod tests {
         };
         let answer = shared.open(&paths, &other).unwrap();
         assert!(matches!(answer, Control::Mapped { place: None, .. }));
+        shared.keep_descriptor(descriptor()).unwrap();
+        refused(shared.open(&paths, &other));
+        // Its name is removed, until the peer has released it.
+        let mut names = [
+            name(sent.addr, sent.len, KEY + 1),
+            vec![Record::new(9, b"other")],
+        ]
+        .concat();
+        shared.translate(&mut names).unwrap();
+        assert_eq!(names, [Record::new(9, b"other")]);
+        shared.close(KEY + 1);
+        refused(shared.translate(&mut name(sent.addr, sent.len, KEY + 1)));
         // A rank that maps nothing.
         let gpu = Gpu::soft().unwrap();
         let paths = Paths::for_test(&Device::emulated(&gpu).unwrap());

@@ -10,13 +10,21 @@ use super::{Path, Put, copy, foreign, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Stamp};
 
-/// A lane to a peer. Puts by the NIC and by copies have no order among each other.
+/// A lane to a peer. Puts by the NIC and by copies have no order among each other, except by
+/// [`Lane::order`].
 pub(crate) struct Lane {
     pub(super) nic: Option<nic::Lane>,
     pub(super) copy: Option<Box<copy::Lane>>,
+    /// The last put by the NIC that [`Lane::order`] has seen, of a lane that also copies.
+    by_nic: Option<nic::Put>,
 }
 
 impl Lane {
+    pub(super) fn new(nic: Option<nic::Lane>, copy: Option<Box<copy::Lane>>) -> Lane {
+        let by_nic = None;
+        Lane { nic, copy, by_nic }
+    }
+
     #[inline]
     pub(super) fn nic(&mut self, operation: &'static str) -> Result<&mut nic::Lane> {
         self.nic.as_mut().ok_or_else(|| foreign(operation))
@@ -109,6 +117,56 @@ impl Lane {
         }
         if let Some(lane) = &mut self.copy {
             lane.fail(status);
+        }
+    }
+
+    /// Orders puts of a one-sided operation, which are prepared and not posted, after the earlier
+    /// one-sided operations of the lane. A stream waits; the CPU retries.
+    ///
+    /// # Errors
+    /// As [`Lane::follows`]; `QueueFull` if the CPU would have to wait.
+    pub fn order(
+        &mut self,
+        puts: impl Iterator<Item = Put> + Clone,
+        stream: Option<&Stream>,
+    ) -> Result<()> {
+        let by_nic = matches!(puts.clone().last(), Some(Put::Nic(_)));
+        let before = self.follows(puts)?;
+        if let (Some(before), Some(stream)) = (before, stream) {
+            return self.wait_on(stream, before, false);
+        }
+        let copying = || self.copy.as_ref().is_some_and(|copy| copy.is_copying());
+        // The NIC takes the work requests of a stream when the stream has executed its copies.
+        if stream.is_none() && (before.is_some() || by_nic && copying()) {
+            let what = "an operation of another window is in flight by another path; retry later";
+            return Err(Error::new("post request", Kind::QueueFull, what));
+        }
+        Ok(())
+    }
+
+    /// The put by the NIC for which puts of a one-sided operation have to wait, because they are
+    /// copies: a signal must not overtake the put of another window.
+    ///
+    /// # Errors
+    /// `PeerFailed` if the peer has released the memory of a copy: the lane fails, as a queue pair
+    /// does.
+    pub fn follows(&mut self, puts: impl Iterator<Item = Put> + Clone) -> Result<Option<Put>> {
+        let Lane { nic, copy, by_nic } = self;
+        let (Some(nic), Some(copy)) = (nic, copy) else {
+            return Ok(None);
+        };
+        copy.reach(puts.clone().filter_map(|put| put.copy()))?;
+        match puts.last() {
+            Some(Put::Nic(put)) => {
+                *by_nic = Some(put);
+                Ok(None)
+            }
+            // A put that the queue pair does not know is older than all that are in flight.
+            Some(Put::Copy(_)) => {
+                let pending = by_nic.filter(|last| matches!(nic.poll(*last), Ok(None)));
+                Ok(pending.map(Put::Nic))
+            }
+            None => Ok(None),
         }
     }
 

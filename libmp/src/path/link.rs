@@ -87,7 +87,7 @@ impl Link {
                 (Some(made.0), Some(made.1))
             }
         };
-        self.lanes[at] = Some(Lane { nic, copy });
+        self.lanes[at] = Some(Lane::new(nic, copy));
         Ok(end)
     }
 

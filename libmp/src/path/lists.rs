@@ -30,6 +30,8 @@ pub(crate) enum Item<'a> {
     /// Declares the word that shows that the stream has passed the list; see
     /// [`Descriptor::PassedBy`].
     PassedBy { word: &'a Word64, value: u64 },
+    /// Copies behind it start after those before it.
+    Next,
 }
 
 impl<'a> Item<'a> {
@@ -41,9 +43,9 @@ impl<'a> Item<'a> {
         }
     }
 
-    fn descriptor(self) -> Result<Descriptor<'a>> {
+    fn descriptor(self) -> Result<Option<Descriptor<'a>>> {
         let queued = |put: Put| put.nic().ok_or_else(|| foreign("post list"));
-        Ok(match self {
+        Ok(Some(match self {
             Item::Wait {
                 word,
                 condition,
@@ -56,7 +58,9 @@ impl<'a> Item<'a> {
                 Descriptor::wait(gdsync::rdma::SendRequest::from(queued(put)?)).flush(flush)
             }
             Item::PassedBy { word, value } => Descriptor::PassedBy { word, value },
-        })
+            // The launches of a stream are in order.
+            Item::Next => return Ok(None),
+        }))
     }
 }
 
@@ -81,7 +85,7 @@ impl Lists {
     ) -> Result<()> {
         let mut queues = emptied(mem::take(&mut self.queues));
         let mut copies = emptied(mem::take(&mut self.copies));
-        for Lane { nic, copy } in lanes {
+        for Lane { nic, copy, .. } in lanes {
             queues.extend(nic.as_mut().map(nic::Lane::queue));
             copies.extend(copy.as_deref_mut());
         }
@@ -124,10 +128,13 @@ impl Lists {
                 false => {
                     list.clear();
                     let collected = run.iter().try_for_each(|item| {
-                        list.push(item.descriptor()?);
+                        list.extend(item.descriptor()?);
                         Ok(())
                     });
-                    collected.and_then(|()| Ok(rdma::post_on(stream, queues, &list)?))
+                    match list.is_empty() {
+                        true => collected,
+                        false => collected.and_then(|()| Ok(rdma::post_on(stream, queues, &list)?)),
+                    }
                 }
             };
         }
@@ -149,6 +156,7 @@ pub(crate) fn submissions(items: &[Item<'_>], limit: usize) -> u32 {
     let list = |items: usize| 2 + items.div_ceil((limit / EACH).max(1)) as u32;
     let runs = items.chunk_by(|one, next| one.copy().is_some() == next.copy().is_some());
     let of = |run: &[Item<'_>]| match run[0].copy() {
+        None if run.iter().all(|item| matches!(item, Item::Next)) => 0,
         None => list(run.len()),
         Some(_) => copy::launches(run.iter().filter_map(Item::copy)),
     };

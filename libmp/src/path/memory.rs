@@ -45,6 +45,17 @@ impl Keys {
         }
     }
 
+    /// The records that name the memory to a peer on `path` for one-sided operations. Memory that a
+    /// peer on [`Path::Ipc`] cannot map has none for that path.
+    pub fn records(&self, path: Path) -> Vec<Record> {
+        let paths: &[Path] = match path {
+            Path::Ipc if self.can_share() => &[Path::Nic, Path::Ipc],
+            Path::Nic | Path::Ipc => &[Path::Nic],
+            Path::Local => &[Path::Local],
+        };
+        paths.iter().map(|path| self.record(*path)).collect()
+    }
+
     /// Whether other ranks of this host can map the memory, and keep it mapped when it is released.
     pub fn can_share(&self) -> bool {
         let shares = || matches!(export(self.region(), 0), Ok(Some(_)));
@@ -165,6 +176,23 @@ impl Remote {
             Path::Local => Remote::Copy(copy::Remote::read(Record::find(records, LOCAL)?)?),
             Path::Ipc => Remote::Copy(copy::Remote::read(Record::find(records, IPC)?)?),
         })
+    }
+
+    /// The path of one-sided operations on memory that a peer on `path` has named: the NIC if it has
+    /// no name for [`Path::Ipc`].
+    pub fn path(path: Path, records: &[Record]) -> Path {
+        match path {
+            Path::Ipc if Record::find(records, IPC).is_err() => Path::Nic,
+            path => path,
+        }
+    }
+
+    /// Decodes memory that a peer on `path` has named for one-sided operations.
+    ///
+    /// # Errors
+    /// As [`Remote::any`].
+    pub fn of_window(path: Path, records: &[Record]) -> Result<Remote> {
+        Remote::any(Remote::path(path, records), records)
     }
 
     /// Its address.

@@ -67,7 +67,8 @@ pub enum Path {
     /// Copies within the memory of this rank's GPU and host: to the rank itself.
     Local,
     /// Copies into memory of another rank of this host, which this rank has mapped: by the CPU for
-    /// messages that the CPU posts, by a kernel for those of a stream.
+    /// what the CPU posts, by a kernel for what a stream posts. Atomics of windows use the NIC, and
+    /// so does memory that cannot be mapped ([`Context::window`](crate::Context::window)).
     Ipc,
 }
 
@@ -75,7 +76,7 @@ pub enum Path {
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
     me: u32,
-    /// By rank: whether messages go by [`Path::Ipc`].
+    /// By rank: whether its path is [`Path::Ipc`].
     mapped: Arc<[bool]>,
     nic: nic::Nic,
     copier: copy::Copier,
@@ -129,7 +130,8 @@ impl Paths {
         self
     }
 
-    /// The path of messages to `peer`.
+    /// The path to `peer`. One-sided operations on memory that the peer has not named for it use the
+    /// NIC: see [`Remote::of_window`].
     #[inline]
     pub fn to(&self, peer: u32) -> Path {
         match peer {
@@ -139,15 +141,7 @@ impl Paths {
         }
     }
 
-    /// The path of windows, neighbourhoods and collective calls to `peer`.
-    pub fn one_sided_to(&self, peer: u32) -> Path {
-        match peer == self.me {
-            true => Path::Local,
-            false => Path::Nic,
-        }
-    }
-
-    /// The reason for the path of messages to `peer`.
+    /// The reason for the path to `peer`.
     pub fn reason(&self, peer: u32) -> &'static str {
         match self.to(peer) {
             Path::Local => "the rank itself: its memory is copied, by no NIC",
@@ -160,7 +154,7 @@ impl Paths {
         self.mapped.get(peer as usize).is_some_and(|mapped| *mapped)
     }
 
-    /// Whether messages to another rank may go by [`Path::Ipc`].
+    /// Whether the path to another rank may be [`Path::Ipc`].
     pub fn maps(&self) -> bool {
         !self.mapped.is_empty()
     }

@@ -129,6 +129,12 @@ impl<'a> Plan<'a> {
         self.items.push(Item::Done(put, flush));
     }
 
+    /// Puts the copies that follow behind those before: copies without other items in between have
+    /// an order only up to the word of each peer.
+    pub fn next(&mut self) {
+        self.items.push(Item::Next);
+    }
+
     /// Declares the word and the value that show that the stream has passed all waits so far. Work
     /// behind them stores the value.
     pub fn passed_by(&mut self, word: &'a Word64, value: u64) {

@@ -187,7 +187,7 @@ impl Engine {
         let Some(peer) = state.peers.make(rank) else {
             return Ok(());
         };
-        for block in message.blocks_mut() {
+        for block in message.blocks_mut().into_iter().flatten() {
             peer.link.shared.translate(block)?;
         }
         let mut out = Vec::new();

@@ -32,6 +32,8 @@ enum Part {
     Wait(Word64, u64),
     Store(Word64, u64),
     Put(LaneId, Put),
+    Done(LaneId, Put),
+    Next,
 }
 
 /// A request of the call.
@@ -253,12 +255,16 @@ impl Engine {
                     let puts = state.prepare_transfer(key, lane);
                     let puts = puts.map_err(|e| e.of_peer(rank))?.into_iter().flatten();
                     posts.members[at].last = puts.clone().last();
-                    keep(
-                        puts,
-                        LaneId { rank, lane },
-                        &mut posts.made,
-                        &mut posts.front,
-                    );
+                    let of = LaneId { rank, lane };
+                    let copies = puts.clone().any(|put| put.is_copy());
+                    posts.made.extend(puts.clone().map(|put| (of, put)));
+                    if let Some(ends) = state.peers.lane(of) {
+                        let before = ends.follows(puts.clone()).map_err(|e| e.of_peer(rank))?;
+                        posts.front.extend(before.map(|put| Part::Done(of, put)));
+                    }
+                    posts.front.extend(copies.then_some(Part::Next));
+                    posts.front.extend(puts.map(|put| Part::Put(of, put)));
+                    posts.front.extend(copies.then_some(Part::Next));
                 }
                 continue;
             }
@@ -515,6 +521,8 @@ impl Part {
             Part::Wait(word, value) => plan.wait(word, *value, false),
             Part::Store(word, value) => plan.store(word, *value),
             Part::Put(at, put) => plan.puts(*at, std::iter::once(*put)),
+            Part::Done(at, put) => plan.done(*at, *put),
+            Part::Next => plan.next(),
         }
     }
 }

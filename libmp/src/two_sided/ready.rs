@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use super::engine::Engine;
 use super::state::State;
 use crate::error::Result;
-use crate::path::{Path, Rights};
+use crate::path::Rights;
 use crate::region::Memory;
 use crate::wire::control::Control;
 
@@ -61,9 +61,7 @@ impl Engine {
         let message = Control::Window {
             number: READY,
             rank: self.rank,
-            block: [Path::Nic, Path::Local]
-                .map(|path| memory.keys().record(path))
-                .into(),
+            block: memory.keys().records(self.paths.to(to)),
         };
         state.ready.named_to.insert(to);
         self.send_control(state, to, vec![message]);

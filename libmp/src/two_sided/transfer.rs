@@ -44,13 +44,19 @@ impl Engine {
         let Poster { lane, .. } = entry.poster;
         let puts = entry.puts.into_iter().flatten();
         let posted = match (&by_stream, peer.link.lane(lane)) {
-            (None, Some(lane)) => lane.post(puts.clone()),
+            (None, Some(lane)) => {
+                let ordered = lane.order(puts.clone(), None);
+                ordered.and_then(|()| lane.post(puts.clone()))
+            }
             (None, None) => Err(peer.error(POST)),
-            (Some(stream), lane) => {
+            (Some(stream), mut lane) => lent(stream).and_then(|stream| {
+                if let Some(lane) = &mut lane {
+                    lane.order(puts.clone(), Some(&stream))?;
+                }
                 let mut list = List::<3>::new();
                 list.put(puts.clone());
-                lent(stream).and_then(|stream| list.post(&stream, lane))
-            }
+                list.post(&stream, lane)
+            }),
         };
         if let Err(e) = posted {
             if by_stream.is_none() {

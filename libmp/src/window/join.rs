@@ -39,7 +39,7 @@ impl Engine {
         named: impl FnOnce(&mut State, u64) -> Result<()>,
     ) -> Result<()> {
         let number = self.name_window(&mut self.lock(), window, named)?;
-        window.add(&self.paths, self.rank, &window.block())?;
+        window.add_own(self.rank)?;
         let deadline = self.host().now() + self.config.timeout;
         let mut answer = Ok(Vec::new());
         self.wait(deadline, &mut || {
@@ -88,9 +88,9 @@ impl Engine {
             return Err(Error::new(MAKE, Kind::BootstrapLost, what));
         }
         named(state, number)?;
-        let (rank, block) = (self.rank, window.block());
+        let rank = self.rank;
         for other in self.others() {
-            let block = block.clone();
+            let block = window.memory.keys().records(self.paths.to(other));
             let message = Control::Window {
                 number,
                 rank,
@@ -107,7 +107,7 @@ impl Engine {
         for rank in self.others().filter(|rank| !window.has(*rank)) {
             let peer = state.peers.get_mut(rank);
             match peer.and_then(|peer| peer.windows.remove(&number)) {
-                Some(block) => window.add(&self.paths, rank, &block)?,
+                Some(block) => window.add(self.paths.to(rank), rank, &block)?,
                 None => absent.push(rank),
             }
         }

@@ -9,7 +9,7 @@ use super::targets::{Target, Targets, WORD};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{self, Mutant};
-use crate::path::{Atomic, Batch, INLINE, List, MOST_BYTES, Put};
+use crate::path::{Atomic, Batch, INLINE, List, MOST_BYTES, Put, Span};
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Operation, Poster, Segments};
 use crate::request::one_sided::Action;
@@ -199,15 +199,15 @@ impl<'a> WindowOp<'a> {
     /// Checks the operation against the window, and returns its work there.
     fn work(&self, engine: &Engine, target: &Target) -> Result<Work> {
         let (operation, len) = (self.name(), self.len());
+        let is_word = matches!(self.access, Access::Signal { .. } | Access::Atomic { .. });
+        let span = target.span(operation, self.rank, (self.offset, len), is_word)?;
         if matches!(self.access, Access::Get { .. } | Access::Quiet { .. })
-            && self.rank != engine.rank
+            && matches!(span, Span::Nic(_))
             && !engine.paths.device().reads()
         {
             let what = "the NIC of this rank executes no READ, which a get and a quiet need";
             return Err(Error::new(operation, Kind::Unsupported, what));
         }
-        let is_word = matches!(self.access, Access::Signal { .. } | Access::Atomic { .. });
-        let span = target.span(operation, self.rank, (self.offset, len), is_word)?;
         Ok(match self.access {
             Access::Put { signal, .. } => {
                 let word = |(offset, value)| -> Result<_> {
@@ -225,7 +225,10 @@ impl<'a> WindowOp<'a> {
             },
             Access::Get { .. } | Access::Quiet { .. } => Work::Get { from: span },
             Access::Signal { value } => Work::Signal { to: span, value },
-            Access::Atomic { atomic, .. } => Work::Atomic { word: span, atomic },
+            Access::Atomic { atomic, .. } => Work::Atomic {
+                word: target.atomic(self.offset)?,
+                atomic,
+            },
         })
     }
 
@@ -237,10 +240,13 @@ impl<'a> WindowOp<'a> {
         stream: Option<&Stream>,
     ) -> Result<Option<Put>> {
         match (self.access, work) {
+            (Access::Inline { bytes }, Work::Put { to, .. }) if batch.mixes(to) => {
+                batch.announce(bytes, to)?;
+            }
             (Access::Inline { bytes }, Work::Put { to, .. }) => {
                 batch.put_bytes(bytes, to)?;
             }
-            (Access::PutNbi { from }, Work::Put { to, .. }) => {
+            (Access::PutNbi { from }, Work::Put { to, .. }) if !batch.mixes(to) => {
                 for (chunk, at) in from.chunks(from.len() as u64, to) {
                     batch.put([chunk].into_iter(), at)?;
                 }
@@ -297,6 +303,10 @@ fn post_batch<const N: usize>(
     stream: Option<&Stream>,
 ) -> Result<Option<Put>> {
     let last = batch.all().last();
+    if let Err(e) = batch.order(stream) {
+        batch.undo();
+        return Err(e);
+    }
     let Some(stream) = stream else {
         return batch.post().map(Some);
     };

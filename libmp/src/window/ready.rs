@@ -47,7 +47,7 @@ impl ReadyWords {
         let (size, start) = (engine.size, engine.ready_start());
         let memory = engine.ready_memory(&mut engine.lock())?;
         let targets = Targets::new(&engine.paths, size, &memory)?;
-        targets.add(&engine.paths, engine.rank, &targets.block())?;
+        targets.add_own(engine.rank)?;
         let sent = || {
             let (number, last) = (start, None);
             Mutex::new(Sent { number, last })
@@ -145,7 +145,7 @@ impl Engine {
             );
             return Err(Error::new(SEND, Kind::Timeout, what).with_rank(rank));
         };
-        words.targets.add(&self.paths, rank, &block)
+        words.targets.add(self.paths.to(rank), rank, &block)
     }
 
     fn ask_ready(&self, rank: u32) -> Result<Option<Vec<Record>>> {

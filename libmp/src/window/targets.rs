@@ -19,6 +19,9 @@ pub(super) const WORD: usize = 8;
 /// The memory of one rank in a window.
 pub(crate) struct Target {
     remote: Remote,
+    /// The memory on the path of atomics: the NIC also if puts are copies, because the NIC executes
+    /// the atomics of ranks of other hosts.
+    atomics: Remote,
     /// The lanes on which puts to the rank were posted.
     pub lanes: UsedLanes,
 }
@@ -52,15 +55,10 @@ impl Targets {
         })
     }
 
-    /// The records that name this rank's memory, one for each path.
-    pub fn block(&self) -> Vec<Record> {
-        let record = |path| self.memory.keys().record(path);
-        [Path::Nic, Path::Local].map(record).into()
-    }
-
-    /// The bytes that name this rank's memory, for [`Targets::attach`] of another rank.
+    /// The bytes that name this rank's memory, for [`Targets::attach`] of any rank.
     pub fn record(&self, rank: u32) -> Vec<u8> {
-        let block = self.block();
+        let record = |path| self.memory.keys().record(path);
+        let block = [Path::Nic, Path::Local].map(record).into();
         let number = 0;
         Control::Window {
             number,
@@ -77,7 +75,14 @@ impl Targets {
     /// the rank's memory is known.
     pub fn attach(&self, paths: &Paths, record: &[u8]) -> Result<u32> {
         match Control::decode(record)? {
-            Control::Window { rank, block, .. } => self.add(paths, rank, &block).map(|()| rank),
+            Control::Window { rank, block, .. } => {
+                // A record that the application passes comes without a descriptor.
+                let path = match paths.to(rank) {
+                    Path::Ipc => Path::Nic,
+                    path => path,
+                };
+                self.add(path, rank, &block).map(|()| rank)
+            }
             _ => {
                 let what = "the bytes are not the record of a window; pass those that \
                             Window::record returned";
@@ -86,13 +91,25 @@ impl Targets {
         }
     }
 
-    /// Adds the memory of `rank`.
-    pub fn add(&self, paths: &Paths, rank: u32, block: &[Record]) -> Result<()> {
+    /// Adds the memory of this rank itself, `rank`.
+    pub fn add_own(&self, rank: u32) -> Result<()> {
+        self.add(Path::Local, rank, &self.memory.keys().records(Path::Local))
+    }
+
+    /// Adds the memory of `rank`, which is on `path`.
+    pub fn add(&self, path: Path, rank: u32, block: &[Record]) -> Result<()> {
         const OPERATION: &str = "attach window";
         let cell = self.cell(OPERATION, rank)?;
-        let remote = Remote::any(paths.one_sided_to(rank), block).map_err(|e| e.with_rank(rank))?;
-        let lanes = UsedLanes::default();
-        let target = Target { remote, lanes };
+        let remote = Remote::of_window(path, block).map_err(|e| e.with_rank(rank))?;
+        let atomics = match path {
+            Path::Ipc => Remote::any(Path::Nic, block).map_err(|e| e.with_rank(rank))?,
+            _ => remote,
+        };
+        let target = Target {
+            remote,
+            atomics,
+            lanes: UsedLanes::default(),
+        };
         cell.set(target).map_err(|_| {
             let what = format!("the window has memory of rank {rank} already; attach it once");
             Error::new(OPERATION, Kind::Busy, what).with_rank(rank)
@@ -145,6 +162,14 @@ impl Targets {
 }
 
 impl Target {
+    /// The path of puts and gets to the memory, which is that of another rank.
+    pub fn path(&self) -> Path {
+        match self.remote {
+            Remote::Nic(_) => Path::Nic,
+            Remote::Copy(_) => Path::Ipc,
+        }
+    }
+
     /// The length of the memory in bytes.
     pub fn len(&self) -> u64 {
         self.remote.len()
@@ -170,6 +195,11 @@ impl Target {
         });
         checked.map_err(|e| e.with_rank(rank))?;
         self.remote.span(offset as usize, len)
+    }
+
+    /// The word at `offset`, which [`Target::span`] has checked, for atomics.
+    pub fn atomic(&self, offset: u64) -> Result<Span> {
+        self.atomics.span(offset as usize, WORD)
     }
 }
 

@@ -311,21 +311,25 @@ impl Control {
         b
     }
 
-    /// The blocks that name memory of the sender on the path of messages.
+    /// The blocks that name memory of the sender to the reader.
     pub fn blocks(&self) -> [&[Record]; 2] {
         match self {
-            Control::Sends { block, .. } => [block, &[]],
+            Control::Sends { block, .. } | Control::Window { block, .. } => [block, &[]],
             Control::Receives { block, rooms, .. } => [block, rooms],
+            Control::Neighbour(side) => [&side.words_block, &side.landing_block],
             _ => [&[]; 2],
         }
     }
 
     /// As [`Control::blocks`], to change them.
-    pub fn blocks_mut(&mut self) -> [&mut [Record]; 2] {
+    pub fn blocks_mut(&mut self) -> [Option<&mut Vec<Record>>; 2] {
         match self {
-            Control::Sends { block, .. } => [block, &mut []],
-            Control::Receives { block, rooms, .. } => [block, rooms],
-            _ => [&mut [], &mut []],
+            Control::Sends { block, .. } | Control::Window { block, .. } => [Some(block), None],
+            Control::Receives { block, rooms, .. } => [Some(block), Some(rooms)],
+            Control::Neighbour(side) => {
+                [Some(&mut side.words_block), Some(&mut side.landing_block)]
+            }
+            _ => [None, None],
         }
     }
 

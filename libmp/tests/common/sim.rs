@@ -237,6 +237,15 @@ impl Death {
         }
     }
 
+    /// As [`Death::build`], for one-sided operations: copies to memory of a rank that is frozen
+    /// succeed, and the CPU waits for it until the limit of its call.
+    pub fn build_one_sided(self, builder: Builder) -> Builder {
+        match self {
+            Death::Freezes => by_nic(builder),
+            _ => self.build(builder),
+        }
+    }
+
     /// Ends the rank that dies; rank 0, which survives, reaches `barriers` barriers.
     pub fn end(self, rank: &Rank, ctx: Context, barriers: u64) {
         rank.never_mind();

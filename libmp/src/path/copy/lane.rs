@@ -404,6 +404,27 @@ impl Lane {
         }
     }
 
+    /// Whether the CPU has puts to copy.
+    pub fn is_copying(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Checks that this rank has mapped the destinations of puts that are prepared and complete.
+    ///
+    /// # Errors
+    /// `PeerFailed` if the peer has released the memory; the lane fails then.
+    pub fn reach(&mut self, mut puts: impl Iterator<Item = Put>) -> Result<()> {
+        let (slots, table) = (&self.slots, &self.copier.table);
+        let is_gone = |put: Put| {
+            let slot = &slots[put.slot()];
+            table.find(slot.to, slot.len).is_err()
+        };
+        if puts.any(is_gone) {
+            self.fail(Status::REMOTE_ACCESS);
+        }
+        self.check("post request")
+    }
+
     /// Writes into `params` where kernels find the puts of a message, whose last is the stamp; see
     /// [`Stamp`].
     pub fn patch(

@@ -40,18 +40,22 @@ impl Item {
     }
 }
 
-/// The number of kernels of consecutive puts.
+/// The number of kernels of consecutive puts, at most.
 pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
     let (mut large, mut groups, mut small, mut before) = (0, 0_usize, 0, None);
+    let mut wordless = false;
     for put in puts {
         if before.is_none_or(|(lane, words)| words || lane != put.lane) || small == PUTS {
+            wordless |= before.is_some_and(|(_, words)| !words);
             (groups, small) = (groups + 1, 0);
         }
         large += usize::from(put.large);
         small += usize::from(!put.large);
         before = Some((put.lane, put.words));
     }
-    (large + groups.div_ceil(PUT_TASKS)) as u32
+    wordless |= before.is_some_and(|(_, words)| !words);
+    let both = usize::from(wordless && groups > 1);
+    (large + groups.div_ceil(PUT_TASKS) + both) as u32
 }
 
 /// Divides consecutive puts into the groups that one block each executes: puts of one lane up to
@@ -77,8 +81,9 @@ fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
 }
 
 /// Enqueues consecutive puts of `lanes`: first the large ones, each by as many blocks as it needs,
-/// then the others, a block for each group. `tasks` is a buffer. After an error, the lanes fail if a
-/// kernel was launched.
+/// then the others, a block for each group. The blocks of a launch have no order, so the groups that
+/// end with a word have a launch behind those without one, whose bytes the word may announce.
+/// `tasks` is a buffer. After an error, the lanes fail if a kernel was launched.
 pub(crate) fn post_puts(
     stream: &Stream,
     lanes: &mut [&mut Lane],
@@ -88,12 +93,19 @@ pub(crate) fn post_puts(
     let kernels = ready(stream, lanes)?;
     let large = |put: &&Put| put.large;
     tasks.clear();
-    for group in groups(puts) {
-        let (Some(last), Some(lane)) = (group.last(), of(lanes, group)) else {
-            continue;
-        };
-        tasks.push(lane.task(group.iter().filter(|put| !put.large), Some(*last)));
+    let mut bare = 0;
+    for words in [false, true] {
+        bare = tasks.len();
+        for group in groups(puts) {
+            let (Some(last), Some(lane)) = (group.last(), of(lanes, group)) else {
+                continue;
+            };
+            if last.words == words {
+                tasks.push(lane.task(group.iter().filter(|put| !put.large), Some(*last)));
+            }
+        }
     }
+    let (bare, announced) = tasks.split_at(bare);
     let mut launched = false;
     let mut enqueue = || -> Result<()> {
         for put in puts.iter().filter(large) {
@@ -108,8 +120,12 @@ pub(crate) fn post_puts(
             unsafe { kernels.put(stream, &alone, len)? };
             launched = true;
         }
-        // SAFETY: as above.
-        unsafe { kernels.put_all(stream, tasks.iter()) }
+        for tasks in [bare, announced] {
+            // SAFETY: as above.
+            unsafe { kernels.put_all(stream, tasks.iter())? };
+            launched |= !tasks.is_empty();
+        }
+        Ok(())
     };
     let enqueued = enqueue();
     if enqueued.is_err() {
