@@ -9,7 +9,7 @@ use gdsync::{Status, Stream};
 use super::lane::PutState;
 use super::{Lane, Put};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{Kernels, PUT_TASKS, PUTS, Puts};
+use crate::kernels::{FLAGS, Flag, Kernels, PUT_TASKS, PUTS, Puts};
 use crate::path::uncaptured;
 
 /// Number of bytes from which a put has its own kernel launch.
@@ -40,10 +40,22 @@ impl Item {
     }
 }
 
+/// The parameters of launches: buffers that are kept from list to list.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    puts: Vec<Puts<PUTS>>,
+    flags: Vec<Flag>,
+}
+
 /// The number of kernels of consecutive puts.
 pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
     let (mut large, mut groups, mut small, mut before) = (0, 0_usize, 0, None);
+    let mut flagged = 0_usize;
     for put in puts {
+        if put.flagged {
+            (flagged, before) = (flagged + 1, None);
+            continue;
+        }
         if before.is_none_or(|(lane, words)| words || lane != put.lane) || small == PUTS {
             (groups, small) = (groups + 1, 0);
         }
@@ -51,7 +63,7 @@ pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
         small += usize::from(!put.large);
         before = Some((put.lane, put.words));
     }
-    (large + groups.div_ceil(PUT_TASKS)) as u32
+    (large + groups.div_ceil(PUT_TASKS) + flagged.div_ceil(FLAGS)) as u32
 }
 
 /// Divides consecutive puts into the groups that one block each executes: puts of one lane up to
@@ -62,7 +74,7 @@ fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
         let (mut end, mut small) = (0, 0);
         for put in rest {
             small += usize::from(!put.large);
-            if put.lane != first.lane || small > PUTS {
+            if put.lane != first.lane || small > PUTS || put.flagged && end > 0 {
                 break;
             }
             end += 1;
@@ -76,26 +88,37 @@ fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
     })
 }
 
-/// Enqueues consecutive puts of `lanes`: first the large ones, each by as many blocks as it needs,
-/// then the others, a block for each group. `tasks` is a buffer. After an error, the lanes fail if a
+/// Enqueues consecutive puts of `lanes`: first the messages to flagged rooms, a block for each, then
+/// the large puts, each by as many blocks as it needs, then the others, a block for each group. After an error, the lanes fail if a
 /// kernel was launched.
 pub(crate) fn post_puts(
     stream: &Stream,
     lanes: &mut [&mut Lane],
     puts: &[Put],
-    tasks: &mut Vec<Puts<PUTS>>,
+    tasks: &mut Tasks,
 ) -> Result<()> {
     let kernels = ready(stream, lanes)?;
     let large = |put: &&Put| put.large;
+    let Tasks { puts: tasks, flags } = tasks;
     tasks.clear();
+    flags.clear();
     for group in groups(puts) {
         let (Some(last), Some(lane)) = (group.last(), of(lanes, group)) else {
             continue;
         };
+        if last.flagged {
+            flags.push(lane.flag_task(*last));
+            continue;
+        }
         tasks.push(lane.task(group.iter().filter(|put| !put.large), Some(*last)));
     }
     let mut launched = false;
     let mut enqueue = || -> Result<()> {
+        // SAFETY: the words belong to the lane, which the context keeps; the source was alive when
+        // the message was prepared, and its memory stays accessible as that of other puts, below.
+        // The room and the pair are in memory of the peer that is mapped here.
+        unsafe { kernels.flag_all(stream, flags)? };
+        launched |= !flags.is_empty();
         for put in puts.iter().filter(large) {
             let Some(lane) = of(lanes, &[*put]) else {
                 continue;
@@ -113,7 +136,7 @@ pub(crate) fn post_puts(
     };
     let enqueued = enqueue();
     if enqueued.is_err() {
-        if launched || tasks.len() > PUT_TASKS {
+        if launched || tasks.len() > PUT_TASKS || flags.len() > FLAGS {
             // The remaining puts are not enqueued.
             lanes
                 .iter_mut()
@@ -215,6 +238,16 @@ impl Lane {
             self.fail(Status::LOCAL_QP_OPERATION);
         }
         enqueued
+    }
+
+    /// The task of a message to a flagged room.
+    fn flag_task(&self, put: Put) -> Flag {
+        Flag {
+            failed: self.wqes.failed().addr().0,
+            done: self.wqes.done(put.slot()).addr().0,
+            serial: put.serial(),
+            ..self.slots[put.slot()].flag
+        }
     }
 
     /// The task of some puts; it reports that `last` is done.
