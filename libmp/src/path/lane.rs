@@ -76,6 +76,11 @@ impl Lane {
         (path == Path::Nic || flagged) && self.nic.as_ref().is_some_and(nic::Lane::may_spin)
     }
 
+    /// Whether kernels of the peer run beside kernels of this rank.
+    pub fn runs_beside_peer(&self) -> bool {
+        self.nic.as_ref().is_some_and(nic::Lane::runs_beside_peer)
+    }
+
     /// Whether nothing that was posted is in flight, on the NIC or a stream.
     pub fn is_quiet(&mut self) -> bool {
         self.nic.as_mut().is_none_or(nic::Lane::is_quiet)

@@ -107,7 +107,7 @@ impl Engine {
             return;
         };
         let lane = peer.link.lane(0);
-        if lane.is_some_and(|lane| lane.may_spin(channel.path, true))
+        if lane.is_some_and(|lane| lane.runs_beside_peer())
             && channel.make_flagged(&self.paths)
         {
             let message = receives(tag, channel);
