@@ -107,9 +107,7 @@ impl Engine {
             return;
         };
         let lane = peer.link.lane(0);
-        if lane.is_some_and(|lane| lane.runs_beside_peer())
-            && channel.make_flagged(&self.paths)
-        {
+        if lane.is_some_and(|lane| lane.runs_beside_peer()) && channel.make_flagged(&self.paths) {
             let message = receives(tag, channel);
             self.send_control(state, rank, vec![message]);
         }

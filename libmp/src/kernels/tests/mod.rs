@@ -2,6 +2,7 @@
 //! that they access, and every byte of it is compared.
 
 mod collect;
+mod flag;
 mod put;
 mod stamp;
 mod strided;

@@ -132,7 +132,11 @@ impl SendChannel {
             return Ok(None);
         }
         let (slot, room) = (self.numbers.slot(number), self.shape.flagged_room());
-        let to = memory.span(flags.offset as usize + slot * room, room)?;
+        let at = match on(Mutant::WrongRoom) {
+            true => (slot + 1) % self.shape.slots(),
+            false => slot,
+        };
+        let to = memory.span(flags.offset as usize + at * room, room)?;
         let pair = self.pair(number)?;
         let from = flags.from;
         let known = self.side.flag_puts.get(slot).copied().flatten();

@@ -172,7 +172,9 @@ fn short_messages_of_streams_use_flagged_rooms_once_a_stream_receives() {
             // Odd addresses, all lengths; two segments; a receive above the eager limit.
             let len = round * EAGER / (ROUNDS - 1);
             let data = |rank: usize| -> Vec<u8> {
-                (0..len).map(|i| (i * 7 + round + rank * 101) as u8).collect()
+                (0..len)
+                    .map(|i| (i * 7 + round + rank * 101) as u8)
+                    .collect()
             };
             let (from, into) = (round % 8, (1 << 15) + round % 5);
             memory.write(from, &data(me)).unwrap();
