@@ -29,8 +29,8 @@ GDS_DEVICE void flag(const Flag& p) {
     if (gds::load_acquire_sys(reinterpret_cast<const u32*>(p.failed)) != 0) return;
     // A reader of the words finds the payload by its flags: the words need no order behind it.
     const u64 w = compose(low, kFlagged, p.len);
-    gds::store_relaxed_sys(word_at(p.pair), w);
-    gds::store_relaxed_sys(word_at(p.pair) + 1, w);
+    gds::store_whole_sys(word_at(p.pair), w);
+    gds::store_whole_sys(word_at(p.pair) + 1, w);
     // The next message of the slot may be another poster's: it is sent when this one's words are stored.
     gds::store_release_sys(word_at(p.done), p.serial);
 }

@@ -38,17 +38,17 @@ GDS_DEVICE void write_room(const Room& r, u64 from, u64 len, u64 lines, Share s)
     const u64 whole = (from & 3) == 0 ? len / 4 : 0, used = (len + 3) / 4;
     GDS_NO_UNROLL
     for (u64 i = s.first; i < whole; i += s.step) {
-        gds::store_relaxed_sys(r.payload(i), line(r.low, words[i]));
+        gds::store_whole_sys(r.payload(i), line(r.low, words[i]));
     }
     GDS_NO_UNROLL
     for (u64 i = whole + s.first; i < used; i += s.step) {
-        gds::store_relaxed_sys(r.payload(i), line(r.low, four(bytes + 4 * i, len - 4 * i)));
+        gds::store_whole_sys(r.payload(i), line(r.low, four(bytes + 4 * i, len - 4 * i)));
     }
     GDS_NO_UNROLL
-    for (u64 i = used + s.first; i < lines; i += s.step) gds::store_relaxed_sys(r.payload(i), line(r.low, 0));
+    for (u64 i = used + s.first; i < lines; i += s.step) gds::store_whole_sys(r.payload(i), line(r.low, 0));
     if (s.first == 0) {
-        gds::store_relaxed_sys(r.head(0), line(r.low, static_cast<u32>(len)));
-        gds::store_relaxed_sys(r.head(1), line(r.low, r.high));
+        gds::store_whole_sys(r.head(0), line(r.low, static_cast<u32>(len)));
+        gds::store_whole_sys(r.head(1), line(r.low, r.high));
     }
 }
 

@@ -78,7 +78,12 @@ GDS_DEVICE Arrival arrival(const Unpack<Capacity>& p, const Word& w) {
 constexpr u64 kWarpsOwn = 2048;
 
 // Number of looks at device memory between two at the message's word, which is in host memory.
+#if defined(GDS_SOFT)
+// A thread of the soft GPU looks again only when memory has changed.
+constexpr u32 kLooks = 1;
+#else
 constexpr u32 kLooks = 64;
+#endif
 
 template <u32 Capacity>
 GDS_DEVICE Room room(const Unpack<Capacity>& p) {
