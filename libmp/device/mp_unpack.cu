@@ -1,7 +1,7 @@
 // The receiver's half of a message, launched after the wait for its word, or after its own wait:
 // it copies the payload into the memory of the receive, returns the credit to the sender, and
 // ends the request. One block of any number of threads for each message.
-#include "mp_copy.hpp"
+#include "mp_flag.hpp"
 #include "mp_tasks.hpp"
 
 namespace mp {
@@ -21,23 +21,27 @@ struct Unpack {
     u64 error;
     u64 capacity;
     u64 staging;
+    u64 flagged;
     u32 slot;
     u32 seq;
     u32 segments;
     u32 waits;
+    u64 number;
     Segment segment[Capacity];
 };
 
-static_assert(sizeof(Unpack<1>) == 88 && sizeof(Unpack<30>) == 552, "layout");
+static_assert(sizeof(Unpack<1>) == 104 && sizeof(Unpack<30>) == 568, "layout");
 
 // Values of `waits`.
 constexpr u32 kPolls = 1, kLater = 2;
 
-// The status of the receive, and the source of its `len` bytes; from 0: no copy is needed.
+// The status of the receive, and the source of its `len` bytes; from 0: no copy is needed. `flagged`:
+// the source is a flagged room.
 struct Arrival {
     u32 status;
     u64 len;
     u64 from;
+    bool flagged = false;
 };
 
 // The address of an eager message's payload, or 0 if there is no memory for one.
@@ -56,6 +60,10 @@ GDS_DEVICE Arrival arrival(const Unpack<Capacity>& p, const Word& w) {
             if (w.len > p.capacity) return {kTruncated, w.len, 0};
             if (const u64 from = payload(p)) return {kSuccess, w.len, from};
             return bad;
+        case kFlagged:
+            if (p.flagged == 0 || w.len > p.slot) return bad;
+            if (w.len > p.capacity) return {kTruncated, w.len, 0};
+            return {kSuccess, w.len, p.flagged, true};
         case kDirect:
             if (w.len > p.capacity) return bad;
             return {kSuccess, w.len, p.staging};
@@ -68,6 +76,38 @@ GDS_DEVICE Arrival arrival(const Unpack<Capacity>& p, const Word& w) {
 
 // One warp copies a segment of at most this many bytes, so that several are copied at once.
 constexpr u64 kWarpsOwn = 2048;
+
+// Number of looks at device memory between two at the message's word, which is in host memory.
+#if defined(GDS_SOFT)
+// A thread of the soft GPU looks again only when memory has changed.
+constexpr u32 kLooks = 1;
+#else
+constexpr u32 kLooks = 64;
+#endif
+
+template <u32 Capacity>
+GDS_DEVICE Room room(const Unpack<Capacity>& p) {
+    return {p.flagged, static_cast<u32>(p.number), static_cast<u32>(p.number >> 32)};
+}
+
+// Copies a message out of its flagged room. False: the sender failed while it wrote the message.
+template <u32 Capacity>
+GDS_DEVICE bool scatter_flagged(const Unpack<Capacity>& p, u64 len) {
+    u32 looks = 0;
+    auto failed = [&] {
+        return ++looks % kLooks == 0 && parse(gds::load_acquire_sys(word_at(p.word))).kind == kFailed;
+    };
+    u64 at = 0;
+    bool good = true;
+    GDS_NO_UNROLL
+    for (u32 i = 0; i < p.segments && at < len; i++) {
+        const Segment s = p.segment[Capacity == 1 ? 0 : i];
+        const u64 n = least(s.len, len - at);
+        good &= read_room(room(p), at, s.addr, n, {threadIdx.x, blockDim.x}, failed);
+        at += n;
+    }
+    return good;
+}
 
 template <u32 Capacity>
 GDS_DEVICE void scatter(const Unpack<Capacity>& p, u64 from, u64 len) {
@@ -135,7 +175,19 @@ GDS_DEVICE u64 await(const Unpack<Capacity>& p) {
     GDS_SHARED(u64, seen);
     if (threadIdx.x == 0) {
         u64 w = 0;
-        GDS_SPIN_UNTIL(reached(w = gds::load_acquire_sys(at), p.seq), 0);
+        u32 looks = 0;
+        // A message in a flagged room shows in device memory first.
+        auto flagged = [&] {
+            const long long len = p.flagged == 0 ? -1 : length_in_room(room(p));
+            if (len >= 0) w = compose(p.seq, kFlagged, len);
+            return len >= 0;
+        };
+        auto arrived = [&] {
+            if (flagged()) return true;
+            if (p.flagged != 0 && looks++ % kLooks != 0) return false;
+            return reached(w = gds::load_acquire_sys(at), p.seq);
+        };
+        GDS_SPIN_UNTIL(arrived(), 0);
         seen = w;
     }
     if (blockDim.x > 1) __syncthreads();
@@ -146,8 +198,13 @@ template <u32 Capacity>
 GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     // The load of a short payload overlaps the load of the word.
     const Early early(p);
-    const Arrival a = arrival(p, parse(await(p)));
-    if (a.status == kSuccess && a.from != 0) {
+    Arrival a = arrival(p, parse(await(p)));
+    if (a.flagged) {
+        bool torn = !scatter_flagged(p, a.len);
+        if (blockDim.x > 1) torn = __syncthreads_or(torn) != 0;
+        // The word has the failure.
+        if (torn) a = arrival(p, parse(gds::load_acquire_sys(word_at(p.word))));
+    } else if (a.status == kSuccess && a.from != 0) {
         if (a.from == p.payload && early.holds(a.len)) {
             early.store(p.segment[0].addr, a.len);
         } else {
@@ -175,11 +232,11 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
 template <u32 Capacity>
 using Unpacks = Tasks<Unpack<1>, Capacity>;
 
-static_assert(sizeof(Unpacks<8>) == 712 && sizeof(Unpacks<46>) == 4056, "layout");
+static_assert(sizeof(Unpacks<8>) == 840 && sizeof(Unpacks<39>) == 4064, "layout");
 
 }  // namespace mp
 
 GDS_KERNEL(mp_unpack_1, mp::Unpack<1>, p) { mp::unpack(p); }
 GDS_KERNEL(mp_unpack_30, mp::Unpack<30>, p) { mp::unpack(p); }
 GDS_KERNEL(mp_unpack_all_8, mp::Unpacks<8>, p) { mp::run_all<mp::unpack<1>>(p); }
-GDS_KERNEL(mp_unpack_all_46, mp::Unpacks<46>, p) { mp::run_all<mp::unpack<1>>(p); }
+GDS_KERNEL(mp_unpack_all_39, mp::Unpacks<39>, p) { mp::run_all<mp::unpack<1>>(p); }

@@ -18,6 +18,7 @@ enum Kind : u32 {
     kReady = 5,     // the receive's memory: up to len bytes
     kRefused = 6,   // the receive has ended without the message
     kTaken = 7,     // the receiver has taken the payload
+    kFlagged = 8,   // the flagged room contains the payload
     kFailed = 15,   // len is a status
 };
 

@@ -46,6 +46,8 @@ gds_step::mutants! {
     RepeatedReadyWord,
     /// A receive by mapped memory names the start of its memory to its sender.
     MissingOffset,
+    /// A message is written into the flagged room of the next slot.
+    WrongRoom,
     /// A rank takes the addresses of memory that a peer has named for its own.
     ForeignAddress,
 }

@@ -15,6 +15,7 @@
 // GDS_NO_UNROLL                     before a loop with few turns: small code starts faster
 // gds::load_acquire_sys(p)          32 or 64 bits; later accesses stay after it
 // gds::store_relaxed_sys(p, v)      no order
+// gds::store_whole_sys(p, v)        64 bits, no order, visible at once in both halves
 // gds::store_release_sys(p, v)      earlier accesses stay before it
 // gds::fence_sys()                  earlier accesses stay before later ones, system scope
 // gds::globaltimer_ns()             a clock in nanoseconds, its start unknown
@@ -143,6 +144,16 @@ GDS_DEVICE void store_relaxed_sys(T* p, typename identity<T>::type v) {
     } else {
         asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(p), "l"(static_cast<u64>(v)) : "memory");
     }
+#endif
+}
+
+// CUDA C++, memory model, atomicity: a naturally aligned store of 8 bytes to device memory or to mapped
+// host memory is atomic at system scope.
+GDS_DEVICE void store_whole_sys(u64* p, u64 v) {
+#if defined(GDS_SOFT)
+    softgpu_store64_whole(reinterpret_cast<uint64_t*>(p), v);
+#else
+    store_relaxed_sys(p, v);
 #endif
 }
 

@@ -68,6 +68,7 @@ uint64_t softgpu_warp(uint32_t kind, uint32_t mask, uint64_t value, uint32_t lan
 // System-visible memory and time.
 void softgpu_store32(uint32_t* p, uint32_t value) noexcept;
 void softgpu_store64(uint64_t* p, uint64_t value) noexcept;
+void softgpu_store64_whole(uint64_t* p, uint64_t value) noexcept;
 uint32_t softgpu_load32(const uint32_t* p) noexcept;
 uint64_t softgpu_load64(const uint64_t* p) noexcept;
 void softgpu_settle(const void* p, size_t size) noexcept;

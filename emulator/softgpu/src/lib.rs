@@ -17,7 +17,7 @@
 //!
 //! - Writes by memory operations and by the device functions of kernels are held back per stream.
 //!   They become visible in any order, except writes to the same bytes. 64-bit writes without a
-//!   fence may tear. A fence, a fenced write (for the writes before it), the start and the end of a
+//!   fence may tear, except those that the device code declares whole. A fence, a fenced write (for the writes before it), the start and the end of a
 //!   kernel, a copy and an event record make all earlier writes visible. So does completion: an
 //!   observer that finds the stream idle observes its writes.
 //! - Writes by NICs ([`Window`]) into device memory arrive late but in order. Writes into host

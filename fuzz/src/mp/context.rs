@@ -316,6 +316,8 @@ fn receives(
         Some(rooms) => record(&mut bytes, &rooms.to_bytes()),
         None => bytes.push(0),
     }
+    // No flagged rooms.
+    bytes.extend([0; 17]);
     bytes
 }
 

@@ -48,6 +48,11 @@ pub fn run(data: &[u8]) {
                 (4, _) => records(&mut bytes, &mut input, &record.to_bytes()),
                 _ => {}
             }
+            if kind >> 3 == 4 {
+                // The flagged rooms.
+                bytes.push(0);
+                bytes.extend(input.next::<[u8; 16]>());
+            }
         }
         13 => {
             bytes.extend(input.next::<[u8; 12]>());

@@ -282,6 +282,7 @@ void softgpu_trap(void) noexcept {
 
 void softgpu_store32(uint32_t* p, uint32_t value) noexcept { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
 void softgpu_store64(uint64_t* p, uint64_t value) noexcept { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
+void softgpu_store64_whole(uint64_t* p, uint64_t value) noexcept { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
 uint32_t softgpu_load32(const uint32_t* p) noexcept { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 uint64_t softgpu_load64(const uint64_t* p) noexcept { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 void softgpu_settle(const void*, size_t) noexcept {}

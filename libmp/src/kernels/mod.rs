@@ -4,7 +4,7 @@
 //! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
 //! usual message uses the small size. Both have variants for several messages ([`tasks`]). The third
-//! kernel copies a rank's puts to itself ([`Puts`]), the fourth gathers and scatters pieces that do
+//! kernel executes puts by copies ([`Puts`]), or short ones to flagged rooms ([`Flag`]), the fourth gathers and scatters pieces that do
 //! not fit a list ([`Pieces`]), the fifth does so for a table of them ([`Moves`]), the sixth ends a
 //! collective call ([`Collect`]).
 
@@ -21,9 +21,9 @@ use crate::error::Result;
 
 pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
-    LATER, MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
+    Flag, LATER, MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
 };
-pub(crate) use tasks::{PUT_TASKS, STAMPS, UNPACKS};
+pub(crate) use tasks::{FLAGS, PUT_TASKS, STAMPS, UNPACKS};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -33,11 +33,14 @@ pub(crate) struct Kernels {
     unpack_1: Kernel,
     unpack_30: Kernel,
     unpack_all_8: Kernel,
-    unpack_all_46: Kernel,
+    unpack_all_39: Kernel,
     stamp_1: Kernel,
     stamp_16: Kernel,
     stamp_all_8: Kernel,
     stamp_all_30: Kernel,
+    flag: Kernel,
+    flag_all_8: Kernel,
+    flag_all_56: Kernel,
     put: Kernel,
     put_all_8: Kernel,
     put_all_63: Kernel,
@@ -69,11 +72,14 @@ impl Kernels {
             unpack_1: module.kernel("mp_unpack_1")?,
             unpack_30: module.kernel("mp_unpack_30")?,
             unpack_all_8: module.kernel("mp_unpack_all_8")?,
-            unpack_all_46: module.kernel("mp_unpack_all_46")?,
+            unpack_all_39: module.kernel("mp_unpack_all_39")?,
             stamp_1: module.kernel("mp_stamp_1")?,
             stamp_16: module.kernel("mp_stamp_16")?,
             stamp_all_8: module.kernel("mp_stamp_all_8")?,
             stamp_all_30: module.kernel("mp_stamp_all_30")?,
+            flag: module.kernel("mp_flag")?,
+            flag_all_8: module.kernel("mp_flag_all_8")?,
+            flag_all_56: module.kernel("mp_flag_all_56")?,
             put: module.kernel("mp_put")?,
             put_all_8: module.kernel("mp_put_all_8")?,
             put_all_63: module.kernel("mp_put_all_63")?,

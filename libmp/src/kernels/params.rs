@@ -46,16 +46,20 @@ pub(crate) struct Unpack<const N: usize> {
     /// The address of a DIRECT message that was staged, `capacity` bytes of any alignment; or 0 if
     /// it was written to the segments.
     pub staging: u64,
+    /// The flagged room of a FLAGGED message; or 0.
+    pub flagged: u64,
     /// Bytes of the slot.
     pub slot: u32,
-    /// The message's number; its low 16 bits are compared.
+    /// The low half of the message's number; its low 16 bits are compared.
     pub seq: u32,
     /// Segments in use, from the first.
     pub segments: u32,
-    /// 1: the kernel polls for the word; 0: the word has arrived when the kernel runs. [`LATER`]: it
+    /// 1: the kernel polls for the word, and for the message in the flagged room; 0: the word has arrived when the kernel runs. [`LATER`]: it
     /// has arrived, and `payload` is the address of a word with the address of the payload, or with
     /// 0, which no EAGER message has.
     pub waits: u32,
+    /// The message's number.
+    pub number: u64,
     /// The segments, filled in order.
     pub segment: [Segment; N],
 }
@@ -122,6 +126,32 @@ pub(crate) struct Stamp<const N: usize> {
     pub seq: u32,
     /// The work requests.
     pub patch: [Patch; N],
+}
+
+/// The parameters of the kernel that writes a short message into a flagged room of the receiver, and
+/// both of its words into the mailbox. The room shows the message to a kernel that polls it; the words
+/// show it to all others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct Flag {
+    /// A 32-bit word: no word is stored if it is not 0.
+    pub failed: u64,
+    /// The 64-bit word that is set to `serial` when the message is written.
+    pub done: u64,
+    /// See `done`.
+    pub serial: u64,
+    /// The payload: `len` bytes of any alignment.
+    pub from: u64,
+    /// The room: two lines of 8 bytes, and as many as `len` needs, or `lines` if they are more.
+    pub room: u64,
+    /// The two 64-bit words.
+    pub pair: u64,
+    /// Bytes of the message.
+    pub len: u64,
+    /// The lines that are written behind the first two, or 0: those of the payload.
+    pub lines: u64,
+    /// The message's number.
+    pub number: u64,
 }
 
 /// Maximum number of puts of [`Puts`].
@@ -227,10 +257,11 @@ impl Unpack<SEGMENTS> {
     }
 }
 
-layout!(Unpack { 72 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
+layout!(Unpack { 88 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
-const _: () = assert!(size_of::<Unpack<1>>() == 88 && size_of::<Unpack<SEGMENTS>>() == 552);
+const _: () = assert!(size_of::<Unpack<1>>() == 104 && size_of::<Unpack<SEGMENTS>>() == 568);
 const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
+const _: () = assert!(size_of::<Flag>() == 72 && align_of::<Flag>() == 8);
 const _: () = assert!(size_of::<Pieces>() == 72 && align_of::<Pieces>() == 8);
 const _: () = assert!(size_of::<Moves>() == 16 && align_of::<Moves>() == 8);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

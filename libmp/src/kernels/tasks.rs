@@ -7,7 +7,7 @@ use gdsync::Stream;
 use gdsync::gpu::{Dims, Kernel};
 use zerocopy::IntoBytes;
 
-use super::{Kernels, PUTS, Puts, Stamp, Unpack};
+use super::{Flag, Kernels, PUTS, Puts, Stamp, Unpack};
 use crate::error::Result;
 
 /// Maximum bytes of parameters: the limit of CUDA.
@@ -22,6 +22,9 @@ const FEW: usize = 8;
 /// Maximum number of messages that one launch takes in, and of sends that one launch completes.
 pub(crate) const UNPACKS: usize = most(size_of::<Unpack<1>>());
 pub(crate) const STAMPS: usize = most(size_of::<Stamp<1>>());
+
+/// Maximum number of messages to flagged rooms that one launch writes.
+pub(crate) const FLAGS: usize = most(size_of::<Flag>());
 
 /// Maximum number of groups of puts that one launch executes.
 pub(crate) const PUT_TASKS: usize = most(size_of::<Puts<PUTS>>());
@@ -46,7 +49,7 @@ impl Kernels {
         tasks: impl Iterator<Item = &'t Unpack<1>>,
     ) -> Result<()> {
         let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1 && task.waits != 1));
-        let kernels = [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_46];
+        let kernels = [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_39];
         // SAFETY: the kernels access what `Unpack` names, which the caller guarantees to be valid.
         unsafe { self.launch_all(stream, kernels, self.copying, tasks.map(Unpack::bytes)) }
     }
@@ -86,6 +89,21 @@ impl Kernels {
         let kernels = [&self.put, &self.put_all_8, &self.put_all_63];
         // SAFETY: the kernels access what `Puts` names, which the caller guarantees to be valid.
         unsafe { self.launch_all(stream, kernels, self.copying, tasks.map(Puts::bytes)) }
+    }
+
+    /// Enqueues messages to flagged rooms, in any order among each other: a launch for each [`FLAGS`]
+    /// messages.
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Flag`], with all `tasks`.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
+    pub unsafe fn flag_all(&self, stream: &Stream, tasks: &[Flag]) -> Result<()> {
+        let kernels = [&self.flag, &self.flag_all_8, &self.flag_all_56];
+        let tasks = tasks.iter().map(Flag::as_bytes);
+        // SAFETY: the kernels access what `Flag` names, which the caller guarantees to be valid.
+        unsafe { self.launch_all(stream, kernels, self.copying, tasks) }
     }
 
     /// Enqueues tasks of equal length. `kernels`: for one task, for few, and for most; `block`: the

@@ -2,7 +2,7 @@
 
 use gdsync::Stream;
 
-use super::{Atomic, Lane, Piece, Span, copy, nic};
+use super::{Atomic, Lane, Piece, Span, copy, foreign, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 
@@ -190,6 +190,24 @@ impl<'q, const N: usize> Batch<'q, N> {
         let made = match to {
             Span::Nic(to) => on_nic(self.lane, |lane| lane.announce(words, to)),
             Span::Copy(to) => by_copy(self.lane, |lane| lane.announce(words, to)),
+        };
+        self.keep(made)
+    }
+
+    /// Prepares a message of at most one piece to a flagged room; see [`copy::Lane::flag`].
+    #[inline]
+    pub fn flag(
+        &mut self,
+        piece: Option<Piece<'_>>,
+        to: [Span; 2],
+        number: u64,
+        lines: u64,
+    ) -> Result<Put> {
+        let made = match to {
+            [Span::Copy(room), Span::Copy(pair)] => by_copy(self.lane, |lane| {
+                lane.flag(piece.map(Piece::copy), [room, pair], number, lines)
+            }),
+            _ => Err(foreign(PREPARE)),
         };
         self.keep(made)
     }

@@ -77,10 +77,16 @@ impl Lane {
         self.copy.as_ref()?.done_word(put.copy()?)
     }
 
-    /// Whether a kernel may poll words that arrive through this lane by `path`.
-    pub fn may_spin(&self, path: Path) -> bool {
-        // The word of a copy may be stored by another kernel of the same GPU.
-        path == Path::Nic && self.nic.as_ref().is_some_and(nic::Lane::may_spin)
+    /// Whether a kernel may poll for what arrives through this lane by `path`: words of the NIC, or
+    /// messages in `flagged` rooms.
+    pub fn may_spin(&self, path: Path, flagged: bool) -> bool {
+        // The word of a copy is in host memory, which a kernel should not poll.
+        (path == Path::Nic || flagged) && self.nic.as_ref().is_some_and(nic::Lane::may_spin)
+    }
+
+    /// Whether kernels of the peer run beside kernels of this rank.
+    pub fn runs_beside_peer(&self) -> bool {
+        self.nic.as_ref().is_some_and(nic::Lane::runs_beside_peer)
     }
 
     /// Whether nothing that was posted is in flight, on the NIC or a stream.

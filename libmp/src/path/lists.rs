@@ -8,7 +8,6 @@ use gdsync::{Status, Stream};
 
 use super::{Lane, Put, copy, foreign, nic};
 use crate::error::{Error, Result};
-use crate::kernels::{PUTS, Puts};
 
 /// An operation of a stream in a list over several lanes.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +70,7 @@ pub(crate) struct Lists {
     queues: Vec<&'static mut Qp>,
     copies: Vec<&'static mut copy::Lane>,
     run: Vec<copy::Put>,
-    tasks: Vec<Puts<PUTS>>,
+    tasks: copy::Tasks,
 }
 
 impl Lists {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::channel::{RecvChannel, SendChannel};
 use super::peer::Setup;
 use crate::error::{Error, Kind, Result};
-use crate::wire::control::{Control, Shape};
+use crate::wire::control::{Control, Flags, Shape};
 use crate::wire::record::Record;
 
 /// Maximum number of channels of one direction with a peer, opened by either side.
@@ -185,16 +185,18 @@ impl Channels {
     }
 
     /// Handles `Receives`: the peer will receive under `tag`, and has named its mailbox, and its
-    /// rooms if it has any.
+    /// rooms and flagged rooms if it has any.
     pub fn peer_receives(
         &mut self,
         setup: &Setup<'_>,
         tag: u32,
-        [mailbox, rooms]: [&[Record]; 2],
+        [mailbox, rooms, flagged]: [&[Record]; 3],
+        flags: Flags,
         out: &mut Vec<Control>,
     ) -> Result<()> {
         let channel = self.send_channel(setup, (tag, false), COUNTERPARTS, out)?;
-        channel.open(mailbox, rooms)
+        channel.open(mailbox, rooms)?;
+        channel.open_flagged(flagged, flags)
     }
 
     /// Whether the peer waits for a mailbox.
@@ -300,8 +302,11 @@ fn sends(tag: u32, channel: &SendChannel) -> Control {
     }
 }
 
-fn receives(tag: u32, channel: &RecvChannel) -> Control {
+pub(super) fn receives(tag: u32, channel: &RecvChannel) -> Control {
+    let (flagged, flags) = channel.flagged_rooms();
     Control::Receives {
+        flagged,
+        flags,
         tag,
         block: channel.block(),
         rooms: channel.rooms(),
@@ -328,14 +333,19 @@ mod tests {
     }
 
     /// The mailbox and the rooms in the last control message for the peer.
-    fn named(out: &mut Vec<Control>) -> [Vec<Record>; 2] {
+    fn named(out: &mut Vec<Control>) -> [Vec<Record>; 3] {
         match out.pop() {
-            Some(Control::Receives { block, rooms, .. }) => [block, rooms],
+            Some(Control::Receives {
+                block,
+                rooms,
+                flagged,
+                ..
+            }) => [block, rooms, flagged],
             other => panic!("{other:?}"),
         }
     }
 
-    fn as_slices(memory: &[Vec<Record>; 2]) -> [&[Record]; 2] {
+    fn as_slices(memory: &[Vec<Record>; 3]) -> [&[Record]; 3] {
         memory.each_ref().map(Vec::as_slice)
     }
 
@@ -361,7 +371,7 @@ mod tests {
             b.peer_sends(setup, (7, eager), &block, &mut out).unwrap();
             assert!(b.can_receive(7, true));
             let memory = named(&mut out);
-            a.peer_receives(setup, 7, as_slices(&memory), &mut out)
+            a.peer_receives(setup, 7, as_slices(&memory), Flags::default(), &mut out)
                 .unwrap();
             assert!(a.can_send(7, true) && !a.is_opening() && out.is_empty());
             let full = a.send_channel(setup, (8, true), 1, &mut out).err().unwrap();
@@ -369,9 +379,15 @@ mod tests {
             // Other memory under the tag is refused.
             a.recv_channel(setup, (7, true), 1, &mut out).unwrap();
             let other = named(&mut out);
-            for memory in [[&other[0], &memory[1]], [&memory[0], &other[1]]] {
+            for memory in [
+                [&other[0], &memory[1], &other[2]],
+                [&memory[0], &other[1], &other[2]],
+            ] {
                 let memory = memory.map(Vec::as_slice);
-                assert!(a.peer_receives(setup, 7, memory, &mut out).is_err());
+                assert!(
+                    a.peer_receives(setup, 7, memory, Flags::default(), &mut out)
+                        .is_err()
+                );
             }
 
             assert_eq!(a.retired(7, true).unwrap_err().kind(), Kind::Protocol);
@@ -398,7 +414,7 @@ mod tests {
             let (eager, block) = announced(&mut out);
             b.peer_sends(setup, (7, eager), &block, &mut out).unwrap();
             let memory = named(&mut out);
-            a.peer_receives(setup, 7, as_slices(&memory), &mut out)
+            a.peer_receives(setup, 7, as_slices(&memory), Flags::default(), &mut out)
                 .unwrap();
             assert!(!eager && memory[1].is_empty());
             assert!(a.can_send(7, false) && !a.can_send(7, true) && !a.is_opening());
@@ -422,7 +438,7 @@ mod tests {
             }
             let (rooms, count) = (named(&mut out), out.len());
             assert!(count == 0 && rooms[0] == memory[0]);
-            a.peer_receives(setup, 7, as_slices(&rooms), &mut out)
+            a.peer_receives(setup, 7, as_slices(&rooms), Flags::default(), &mut out)
                 .unwrap();
             assert!(a.can_send(7, true) && b.can_receive(7, true) && !a.is_opening());
             // A receive of at most the eager limit makes them too.

@@ -105,8 +105,10 @@ impl Engine {
         stream
             .check_room(4 + packed.map_or(0, |_| SCATTERS))
             .map_err(Error::from)?;
-        // A kernel can poll the word of a short message: that word needs no flush.
-        let spins = !common.large && link.lane(0).is_some_and(|lane| lane.may_spin(channel.path));
+        // A kernel can poll for a short message: its word needs no flush.
+        let (path, flagged) = (channel.path, channel.has_flagged(number));
+        let lane = link.lane(0).filter(|_| !common.large);
+        let spins = lane.is_some_and(|lane| lane.may_spin(path, flagged));
         let words = self.result_words(common, receive, result);
         let passed = (channel.taken(number), word::threshold(number));
         let mut list = List::<3>::new();
@@ -244,10 +246,12 @@ pub(super) fn unpack<const N: usize>(
         error: words[1],
         capacity: common.len,
         staging: (receive.staging.as_ref()).map_or(0, |m| m.region().addr().0),
+        flagged: channel.flagged_addr(number),
         slot: channel.shape.room() as u32,
         seq: number as u32,
         segments: segments.len() as u32,
         waits,
+        number,
         segment: list,
     }
 }

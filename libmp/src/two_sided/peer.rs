@@ -312,11 +312,14 @@ impl Peer {
                 tag,
                 block,
                 rooms,
+                flagged,
+                flags,
                 shape,
             } => {
                 self.agree(setup, *shape)?;
-                let memory = [&block[..], rooms];
-                self.channels.peer_receives(setup, *tag, memory, out)?;
+                let memory = [&block[..], rooms, flagged];
+                self.channels
+                    .peer_receives(setup, *tag, memory, *flags, out)?;
             }
             Control::Retire { tag, next } => {
                 let link = &mut self.link;

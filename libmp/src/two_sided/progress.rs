@@ -395,8 +395,15 @@ fn release(state: &State, key: RequestKey, status: Status) -> bool {
         return false;
     };
     let (number, large) = (entry.number, entry.large);
-    // The word may still belong to the previous message, or already to this one.
-    if channel.has_come(number, large) || !channel.is_free(number) {
+    // The word may still belong to the previous message, or already to this one. A kernel may wait for
+    // the rest of a message that its sender did not finish.
+    let torn = || match channel.first_word(number) {
+        Some((Some(WordKind::Flagged), len)) if channel.has_flagged(number) => {
+            matches!(channel.flagged_payload(number, len as usize), Ok(None))
+        }
+        _ => false,
+    };
+    if channel.has_come(number, large) && !torn() || !channel.is_free(number) {
         return false;
     }
     let failed = word::word(number, WordKind::Failed, u64::from(status.0));

@@ -5,6 +5,7 @@ use gdsync::gpu::WeakStream;
 use gdsync::{Status, Stream};
 
 use super::channel::{RecvChannel, WINDOW};
+use super::channels::receives;
 use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::Need;
@@ -75,7 +76,10 @@ impl Engine {
                 .reopening(|| {
                     let (tag, eager) = (spec.tag, !large);
                     let need = Need::Recv { tag, eager };
-                    let (state, lane) = self.ensure(rank, &spec.on, need)?;
+                    let (mut state, lane) = self.ensure(rank, &spec.on, need)?;
+                    if eager && spec.on.stream().is_some() {
+                        self.offer_flagged(&mut state, rank, tag);
+                    }
                     let number = |state: &mut State| {
                         self.number_recv(state, rank, lane, make(), receive(), post)
                     };
@@ -90,6 +94,23 @@ impl Engine {
             self.unstage(staging);
         }
         started
+    }
+
+    /// Makes flagged rooms for the messages of a tag that streams receive, if the path has them.
+    #[inline]
+    fn offer_flagged(&self, state: &mut State, rank: u32, tag: u32) {
+        let Some(peer) = state.peers.get_mut(rank) else {
+            return;
+        };
+        let channel = peer.channels.recvs.get_mut(&tag);
+        let Some(channel) = channel.filter(|channel| channel.lacks_flagged()) else {
+            return;
+        };
+        let lane = peer.link.lane(0);
+        if lane.is_some_and(|lane| lane.runs_beside_peer()) && channel.make_flagged(&self.paths) {
+            let message = receives(tag, channel);
+            self.send_control(state, rank, vec![message]);
+        }
     }
 
     /// Numbers a receive. The flag in the result says whether it is posted: a short one is, if

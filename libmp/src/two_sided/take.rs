@@ -32,13 +32,21 @@ impl Engine {
         if receive.lands_in_device(common) {
             self.gpu.flush_remote_writes();
         }
-        let taken = take_in(channel, common, receive, w).and_then(|(status, len)| {
-            let packed = staged(receive.packed.as_deref(), common);
-            if let (Status::SUCCESS, Some((pieces, staging))) = (status, packed) {
-                pieces.scatter(staging, 0, len)?;
-            }
-            Ok((status, len))
-        });
+        let payload = match flagged(channel, common, w) {
+            // A part of the message is on its way.
+            Ok(Some(None)) => return false,
+            Ok(payload) => Ok(payload.flatten()),
+            Err(e) => Err(e),
+        };
+        let taken = payload
+            .and_then(|payload| take_in(channel, common, receive, w, payload.as_deref()))
+            .and_then(|(status, len)| {
+                let packed = staged(receive.packed.as_deref(), common);
+                if let (Status::SUCCESS, Some((pieces, staging))) = (status, packed) {
+                    pieces.scatter(staging, 0, len)?;
+                }
+                Ok((status, len))
+            });
         let (status, len) = match taken {
             Ok(end) => end,
             Err(e) => {
@@ -61,12 +69,27 @@ impl Engine {
     }
 }
 
-/// Copies a message to the memory of its receive.
+/// The payload of a message in a flagged room, which is not longer than its receive, or `None` while a
+/// part is missing.
+fn flagged(channel: &RecvChannel, common: &Common, w: u64) -> Result<Option<Option<Vec<u8>>>> {
+    let (number, most) = (common.number, common.len.min(channel.shape.room() as u64));
+    match word::parse(w) {
+        (low, Some(WordKind::Flagged), len)
+            if low == number as u16 && len <= most && channel.has_flagged(number) =>
+        {
+            channel.flagged_payload(number, len as usize).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Copies a message to the memory of its receive. `flagged`: the payload, if it is in a flagged room.
 fn take_in(
     channel: &RecvChannel,
     common: &Common,
     receive: &Incoming,
     w: u64,
+    flagged: Option<&[u8]>,
 ) -> Result<(Status, u64)> {
     let (low, kind, len) = word::parse(w);
     if low != common.number as u16 {
@@ -75,10 +98,22 @@ fn take_in(
     let room = common.len;
     let segments = common.segments.as_slice();
     match kind {
-        Some(WordKind::Eager) if len > channel.shape.room() as u64 || !channel.has_rooms() => {
+        Some(WordKind::Eager | WordKind::Flagged)
+            if len > channel.shape.room() as u64 || !channel.has_rooms() =>
+        {
             Ok((Status::BAD_RESPONSE, 0))
         }
-        Some(WordKind::Eager) if len > room => Ok((Status::TRUNCATED, len)),
+        Some(WordKind::Eager | WordKind::Flagged) if len > room => Ok((Status::TRUNCATED, len)),
+        Some(WordKind::Flagged) => match flagged {
+            Some(payload) => {
+                scatter(segments, len, |at, bytes| {
+                    bytes.copy_from_slice(&payload[at..at + bytes.len()]);
+                    Ok(())
+                })?;
+                Ok((Status::SUCCESS, len))
+            }
+            None => Ok((Status::BAD_RESPONSE, 0)),
+        },
         Some(WordKind::Eager) => {
             scatter(segments, len, |at, bytes| {
                 channel.read_payload(common.number, at, bytes)

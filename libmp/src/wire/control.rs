@@ -67,6 +67,15 @@ pub struct Export {
     pub host: bool,
 }
 
+/// The flagged rooms of a channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Their offset in their memory.
+    pub offset: u64,
+    /// The number of the first message that may use them.
+    pub from: u64,
+}
+
 /// A control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
@@ -105,6 +114,10 @@ pub enum Control {
         block: Vec<Record>,
         /// Its rooms for eager messages, one record for each path; none if it has no rooms.
         rooms: Vec<Record>,
+        /// The memory of its flagged rooms; none if it has none.
+        flagged: Vec<Record>,
+        /// Where they are, and from which message on.
+        flags: Flags,
         /// Its layout.
         shape: Shape,
     },
@@ -239,12 +252,17 @@ impl Control {
                 tag,
                 block,
                 rooms,
+                flagged,
+                flags,
                 shape,
             } => {
                 b.extend(tag.to_le_bytes());
                 shape.encode(&mut b);
                 put(&mut b, block);
                 put(&mut b, rooms);
+                put(&mut b, flagged);
+                b.extend(flags.offset.to_le_bytes());
+                b.extend(flags.from.to_le_bytes());
             }
             Control::Retire { tag, next } => {
                 b.extend(tag.to_le_bytes());
@@ -312,24 +330,38 @@ impl Control {
     }
 
     /// The blocks that name memory of the sender to the reader.
-    pub fn blocks(&self) -> [&[Record]; 2] {
+    pub fn blocks(&self) -> [&[Record]; 3] {
         match self {
-            Control::Sends { block, .. } | Control::Window { block, .. } => [block, &[]],
-            Control::Receives { block, rooms, .. } => [block, rooms],
-            Control::Neighbour(side) => [&side.words_block, &side.landing_block],
-            _ => [&[]; 2],
+            Control::Sends { block, .. } | Control::Window { block, .. } => [block, &[], &[]],
+            Control::Receives {
+                block,
+                rooms,
+                flagged,
+                ..
+            } => [block, rooms, flagged],
+            Control::Neighbour(side) => [&side.words_block, &side.landing_block, &[]],
+            _ => [&[]; 3],
         }
     }
 
     /// As [`Control::blocks`], to change them.
-    pub fn blocks_mut(&mut self) -> [Option<&mut Vec<Record>>; 2] {
+    pub fn blocks_mut(&mut self) -> [Option<&mut Vec<Record>>; 3] {
         match self {
-            Control::Sends { block, .. } | Control::Window { block, .. } => [Some(block), None],
-            Control::Receives { block, rooms, .. } => [Some(block), Some(rooms)],
-            Control::Neighbour(side) => {
-                [Some(&mut side.words_block), Some(&mut side.landing_block)]
+            Control::Sends { block, .. } | Control::Window { block, .. } => {
+                [Some(block), None, None]
             }
-            _ => [None, None],
+            Control::Receives {
+                block,
+                rooms,
+                flagged,
+                ..
+            } => [Some(block), Some(rooms), Some(flagged)],
+            Control::Neighbour(side) => [
+                Some(&mut side.words_block),
+                Some(&mut side.landing_block),
+                None,
+            ],
+            _ => [None, None, None],
         }
     }
 
@@ -380,6 +412,11 @@ impl Control {
                 shape: r.shape()?,
                 block: r.records()?,
                 rooms: r.records()?,
+                flagged: r.records()?,
+                flags: Flags {
+                    offset: r.u64()?,
+                    from: r.u64()?,
+                },
             },
             5 => Control::Truncated {
                 tag: r.u32()?,
@@ -547,12 +584,16 @@ mod tests {
                 tag: 0,
                 block: block.clone(),
                 rooms: Vec::new(),
+                flagged: Vec::new(),
+                flags: Flags::default(),
                 shape,
             },
             Control::Receives {
                 tag: 1,
                 block: block.clone(),
-                rooms: block,
+                rooms: block.clone(),
+                flagged: block,
+                flags: Flags { offset: 5, from: 6 },
                 shape,
             },
             Control::Truncated {

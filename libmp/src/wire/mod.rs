@@ -3,5 +3,6 @@
 pub(crate) mod agree;
 pub(crate) mod collective;
 pub(crate) mod control;
+pub(crate) mod flag;
 pub(crate) mod record;
 pub(crate) mod word;

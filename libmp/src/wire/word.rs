@@ -30,12 +30,14 @@ pub enum WordKind {
     Refused = 6,
     /// The message was taken.
     Taken = 7,
+    /// The flagged room contains the payload.
+    Flagged = 8,
     /// Written by this side's library: the peer failed; the length field is a status.
     Failed = 15,
 }
 
 impl WordKind {
-    const ALL: [WordKind; 8] = [
+    const ALL: [WordKind; 9] = [
         WordKind::Eager,
         WordKind::Direct,
         WordKind::TooLong,
@@ -43,6 +45,7 @@ impl WordKind {
         WordKind::Ready,
         WordKind::Refused,
         WordKind::Taken,
+        WordKind::Flagged,
         WordKind::Failed,
     ];
 }
@@ -114,7 +117,7 @@ mod tests {
             }
         }
         assert_eq!(parse(word(3, WordKind::Eager, MAX_LEN + 1)).2, 0);
-        assert_eq!(parse(8 << LEN_BITS).1, None);
+        assert_eq!(parse(9 << LEN_BITS).1, None);
         assert_eq!(parse_result(0), None);
         assert_eq!(
             parse_result(result(Status::TRUNCATED, 77)),

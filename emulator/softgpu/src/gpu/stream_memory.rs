@@ -48,10 +48,10 @@ impl StreamMemory {
 }
 
 impl StoreHook for StreamMemory {
-    unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool) {
+    unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool, whole: bool) {
         match self.held_back(ptr as u64, if wide { 8 } else { 4 }) {
             Some((mut buffer, alias)) => {
-                let tear = wide && !buffer.just_fenced();
+                let tear = wide && !whole && !buffer.just_fenced();
                 // SAFETY: the alias is the same memory and is within a live allocation, which is
                 // not unmapped before this stream's launch has retired with an empty buffer.
                 unsafe { buffer.store_word(alias, value, wide, tear) };

@@ -84,11 +84,15 @@ functions! {
     }
     softgpu_store32(p: *mut u32, value: u32) {
         // SAFETY: the caller's promise, as in the three that follow.
-        |thread| unsafe { thread.hook().store(p.cast(), value.into(), false) }
+        |thread| unsafe { thread.hook().store(p.cast(), value.into(), false, true) }
     }
     softgpu_store64(p: *mut u64, value: u64) {
         // SAFETY: as above.
-        |thread| unsafe { thread.hook().store(p.cast(), value, true) }
+        |thread| unsafe { thread.hook().store(p.cast(), value, true, false) }
+    }
+    softgpu_store64_whole(p: *mut u64, value: u64) {
+        // SAFETY: as above.
+        |thread| unsafe { thread.hook().store(p.cast(), value, true, true) }
     }
     softgpu_load32(p: *const u32) -> u32 {
         // SAFETY: as above.

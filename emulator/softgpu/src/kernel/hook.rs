@@ -11,13 +11,13 @@ use super::GridConfig;
 /// the thread that steps the engine.
 pub(crate) trait StoreHook: Send + Sync {
     /// Stores a word: 64 bits if `wide`, else 32 bits. It becomes visible to others at once, or
-    /// late if memory is weak. The halves of a wide word may become visible separately, unless a
-    /// fence came directly before.
+    /// late if memory is weak. The halves of a wide word may become visible separately, unless it
+    /// is `whole` or a fence came directly before.
     ///
     /// # Safety
     /// `ptr` is aligned and valid for an atomic store, in the kernel's address space, until the
     /// grid is done.
-    unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool);
+    unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool, whole: bool);
 
     /// Loads a word with acquire ordering; it observes the stream's own held-back stores.
     ///

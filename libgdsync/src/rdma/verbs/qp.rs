@@ -185,6 +185,13 @@ impl Qp {
         }
     }
 
+    /// Whether kernels of the peer run beside kernels of this side: the peer has another GPU, or
+    /// shares this one in this process. Kernels of two processes on one GPU run in turn. `false`
+    /// before the queue pair is connected.
+    pub fn runs_beside_peer(&self) -> bool {
+        self.spin
+    }
+
     /// The side that writes the doorbell for work posted on a stream.
     pub fn doorbell(&self) -> Doorbell {
         match self.core.rung_by {

@@ -2,6 +2,7 @@
 //! that they access, and every byte of it is compared.
 
 mod collect;
+mod flag;
 mod put;
 mod stamp;
 mod strided;
@@ -172,12 +173,15 @@ fn module_contains_every_kernel_with_its_parameter_size() {
         ("mp_unpack_1", size_of::<Unpack<1>>()),
         ("mp_unpack_30", size_of::<Unpack<SEGMENTS>>()),
         ("mp_unpack_all_8", 8 + 8 * size_of::<Unpack<1>>()),
-        ("mp_unpack_all_46", 8 + UNPACKS * size_of::<Unpack<1>>()),
+        ("mp_unpack_all_39", 8 + UNPACKS * size_of::<Unpack<1>>()),
         ("mp_stamp_1", size_of::<Stamp<1>>()),
         ("mp_stamp_16", size_of::<Stamp<MOST_CHUNKS>>()),
         ("mp_stamp_all_8", 8 + 8 * size_of::<Stamp<1>>()),
         ("mp_stamp_all_30", 8 + STAMPS * size_of::<Stamp<1>>()),
         ("mp_put", size_of::<Puts<PUTS>>()),
+        ("mp_flag", size_of::<Flag>()),
+        ("mp_flag_all_8", 8 + 8 * size_of::<Flag>()),
+        ("mp_flag_all_56", 8 + FLAGS * size_of::<Flag>()),
         ("mp_put_all_8", 8 + 8 * size_of::<Puts<PUTS>>()),
         ("mp_put_all_63", 8 + PUT_TASKS * size_of::<Puts<PUTS>>()),
         ("mp_strided", size_of::<Pieces>()),

@@ -47,10 +47,12 @@ pub(super) fn receive_into<const N: usize>(
         error: bench.addr(ERROR),
         capacity: segments.iter().map(|(_, len)| *len as u64).sum(),
         staging: 0,
+        flagged: 0,
         slot: slot as u32,
         seq: SEQ,
         segments: segments.len() as u32,
         waits: 0,
+        number: u64::from(SEQ),
         segment,
     }
 }

@@ -7,11 +7,11 @@ use gdsync::gpu::{Condition, Region, Word64};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
-use super::stream::LARGE;
+use super::stream::{LARGE, Tasks};
 use super::wqe::{BLOCK, MOST, Wqes};
 use super::{Copier, Piece, Span};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{MOST_CHUNKS, PUTS, Puts, Stamp};
+use crate::kernels::{Flag, MOST_CHUNKS, PUTS, Stamp};
 use crate::mutant::{Mutant, on};
 use crate::path::INLINE;
 
@@ -31,6 +31,8 @@ pub(crate) struct Put {
     pub(super) words: bool,
     /// It has a kernel launch of its own.
     pub(super) large: bool,
+    /// A message to a flagged room, which only a stream posts.
+    pub(super) flagged: bool,
     serial: u64,
 }
 
@@ -98,6 +100,8 @@ pub(super) struct Slot {
     /// Its length in bytes, at most.
     pub len: u64,
     to: Span,
+    /// The parameters of a message to a flagged room, except the words of its lane.
+    pub flag: Flag,
     /// Held until the put is done or enqueued on a stream.
     from: Sources,
 }
@@ -110,6 +114,7 @@ impl Slot {
             words: false,
             len: 0,
             to: Span::default(),
+            flag: Flag::default(),
             from: Sources::default(),
         }
     }
@@ -138,7 +143,7 @@ pub(crate) struct Lane {
     /// The buffer of copies between regions; empty before the CPU's first copy.
     buffer: Vec<u8>,
     /// Buffers of lists.
-    pub(super) tasks: Vec<Puts<PUTS>>,
+    pub(super) tasks: Tasks,
     pub(super) run: Vec<Put>,
     failed: Option<Status>,
 }
@@ -155,7 +160,7 @@ impl Lane {
             queue: VecDeque::with_capacity(BLOCK),
             copied: 0,
             buffer: Vec::new(),
-            tasks: Vec::with_capacity(1),
+            tasks: Tasks::default(),
             run: Vec::with_capacity(PUTS),
             failed: None,
         })
@@ -221,6 +226,7 @@ impl Lane {
             slot: at as u16,
             words,
             large: !words && slot.len >= LARGE,
+            flagged: false,
             serial: self.count,
         })
     }
@@ -248,6 +254,53 @@ impl Lane {
             len: piece.len,
         });
         Ok(())
+    }
+
+    /// Prepares a message of at most one piece to a flagged room of the receiver, and both of its
+    /// words to `pair`. Only a stream posts it. `lines`: as [`Flag::lines`].
+    #[inline]
+    pub fn flag(
+        &mut self,
+        piece: Option<Piece<'_>>,
+        [room, pair]: [Span; 2],
+        number: u64,
+        lines: u64,
+    ) -> Result<Put> {
+        let at = self.take()?;
+        let from = &mut self.slots[at].from;
+        from.clear();
+        let source = piece.map(|piece| Source {
+            region: piece.region.clone(),
+            offset: piece.offset,
+            len: piece.len,
+        });
+        let start = source
+            .as_ref()
+            .map_or(0, |s| s.region.addr().0 + s.offset as u64);
+        let len = source.as_ref().map_or(0, |source| source.len);
+        source.into_iter().for_each(|source| from.push(source));
+        self.count += 1;
+        self.next = (at + 1) % self.slots.len();
+        let slot = &mut self.slots[at];
+        (slot.serial, slot.state, slot.words) = (self.count, PutState::Prepared, true);
+        (slot.to, slot.len) = (room, len as u64);
+        slot.flag = Flag {
+            from: start,
+            room: room.addr,
+            pair: pair.addr,
+            len: len as u64,
+            lines,
+            number,
+            ..Flag::default()
+        };
+        Ok(Put {
+            lane: self.id,
+            slot: at as u16,
+            words: true,
+            large: false,
+            flagged: true,
+            serial: self.count,
+        })
     }
 
     /// Prepares a get: a copy of the `len` bytes at `from` to `into`, after all earlier puts.
@@ -448,6 +501,10 @@ impl Lane {
     pub fn post(&mut self, put: Put) -> Result<()> {
         const OPERATION: &str = "post request";
         self.check(OPERATION)?;
+        if put.flagged {
+            let what = "a message to a flagged room is posted on a stream; post it there";
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
         self.known(OPERATION, put)?.state = PutState::Posted(put);
         match on(Mutant::LocalWordFirst) && self.slots[put.slot()].words {
             true => self.queue.push_front(put),

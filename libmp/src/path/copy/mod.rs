@@ -8,6 +8,7 @@
 //! launches in the stream's order. The CPU copies its puts when it posts them, a large put in
 //! parts.
 
+mod flagged;
 mod lane;
 mod memory;
 mod stream;
@@ -23,10 +24,12 @@ use gdsync::gpu::Region;
 
 use crate::kernels::Kernels;
 
+pub(crate) use flagged::Flagged;
+use flagged::Slabs;
 pub(crate) use lane::{AT_ONCE, Lane, Put, ROUND};
 use memory::Table;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
-pub(crate) use stream::{Item, launches, post_puts};
+pub(crate) use stream::{Item, Tasks, launches, post_puts};
 
 /// The objects that the lanes of copies share. Clones refer to the same objects.
 #[derive(Clone, Debug)]
@@ -35,6 +38,7 @@ pub(crate) struct Copier {
     /// `None`: the GPU runs no kernels, and streams cannot put on this path.
     kernels: Option<Kernels>,
     table: Arc<Table>,
+    slabs: Arc<Slabs>,
     /// The number of lanes so far. Relaxed: only the numbers differ.
     lanes: Arc<AtomicU32>,
 }
@@ -46,6 +50,7 @@ impl Copier {
             gpu: gpu.clone(),
             kernels,
             table: Arc::new(Table::new(shares)),
+            slabs: Arc::default(),
             lanes: Arc::default(),
         }
     }

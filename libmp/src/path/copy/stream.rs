@@ -9,7 +9,7 @@ use gdsync::{Status, Stream};
 use super::lane::PutState;
 use super::{Lane, Put};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{Kernels, PUT_TASKS, PUTS, Puts};
+use crate::kernels::{FLAGS, Flag, Kernels, PUT_TASKS, PUTS, Puts};
 use crate::path::uncaptured;
 
 /// Number of bytes from which a put has its own kernel launch.
@@ -40,11 +40,23 @@ impl Item {
     }
 }
 
+/// The parameters of launches: buffers that are kept from list to list.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    puts: Vec<Puts<PUTS>>,
+    flags: Vec<Flag>,
+}
+
 /// The number of kernels of consecutive puts, at most.
 pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
     let (mut large, mut groups, mut small, mut before) = (0, 0_usize, 0, None);
-    let mut wordless = false;
+    let (mut flagged, mut wordless) = (0_usize, false);
     for put in puts {
+        if put.flagged {
+            wordless |= before.is_some_and(|(_, words)| !words);
+            (flagged, before) = (flagged + 1, None);
+            continue;
+        }
         if before.is_none_or(|(lane, words)| words || lane != put.lane) || small == PUTS {
             wordless |= before.is_some_and(|(_, words)| !words);
             (groups, small) = (groups + 1, 0);
@@ -55,7 +67,7 @@ pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
     }
     wordless |= before.is_some_and(|(_, words)| !words);
     let both = usize::from(wordless && groups > 1);
-    (large + groups.div_ceil(PUT_TASKS) + both) as u32
+    (large + groups.div_ceil(PUT_TASKS) + both + flagged.div_ceil(FLAGS)) as u32
 }
 
 /// Divides consecutive puts into the groups that one block each executes: puts of one lane up to
@@ -66,7 +78,7 @@ fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
         let (mut end, mut small) = (0, 0);
         for put in rest {
             small += usize::from(!put.large);
-            if put.lane != first.lane || small > PUTS {
+            if put.lane != first.lane || small > PUTS || put.flagged && end > 0 {
                 break;
             }
             end += 1;
@@ -80,19 +92,22 @@ fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
     })
 }
 
-/// Enqueues consecutive puts of `lanes`: first the large ones, each by as many blocks as it needs,
-/// then the others, a block for each group. The blocks of a launch have no order, so the groups that
-/// end with a word have a launch behind those without one, whose bytes the word may announce.
-/// `tasks` is a buffer. After an error, the lanes fail if a kernel was launched.
+/// Enqueues consecutive puts of `lanes`: first the messages to flagged rooms, a block for each, then
+/// the large puts, each by as many blocks as it needs, then the others, a block for each group. The
+/// blocks of a launch have no order, so the groups that end with a word have a launch behind those
+/// without one, whose bytes the word may announce. After an error, the lanes fail if a kernel was
+/// launched.
 pub(crate) fn post_puts(
     stream: &Stream,
     lanes: &mut [&mut Lane],
     puts: &[Put],
-    tasks: &mut Vec<Puts<PUTS>>,
+    tasks: &mut Tasks,
 ) -> Result<()> {
     let kernels = ready(stream, lanes)?;
     let large = |put: &&Put| put.large;
+    let Tasks { puts: tasks, flags } = tasks;
     tasks.clear();
+    flags.clear();
     let mut bare = 0;
     for words in [false, true] {
         bare = tasks.len();
@@ -100,14 +115,23 @@ pub(crate) fn post_puts(
             let (Some(last), Some(lane)) = (group.last(), of(lanes, group)) else {
                 continue;
             };
-            if last.words == words {
-                tasks.push(lane.task(group.iter().filter(|put| !put.large), Some(*last)));
+            if last.words != words {
+                continue;
+            }
+            match last.flagged {
+                true => flags.push(lane.flag_task(*last)),
+                false => tasks.push(lane.task(group.iter().filter(|put| !put.large), Some(*last))),
             }
         }
     }
     let (bare, announced) = tasks.split_at(bare);
     let mut launched = false;
     let mut enqueue = || -> Result<()> {
+        // SAFETY: the words belong to the lane, which the context keeps; the source was alive when
+        // the message was prepared, and its memory stays accessible as that of other puts, below.
+        // The room and the pair are in memory of the peer that is mapped here.
+        unsafe { kernels.flag_all(stream, flags)? };
+        launched |= !flags.is_empty();
         for put in puts.iter().filter(large) {
             let Some(lane) = of(lanes, &[*put]) else {
                 continue;
@@ -129,7 +153,7 @@ pub(crate) fn post_puts(
     };
     let enqueued = enqueue();
     if enqueued.is_err() {
-        if launched || tasks.len() > PUT_TASKS {
+        if launched || tasks.len() > PUT_TASKS || flags.len() > FLAGS {
             // The remaining puts are not enqueued.
             lanes
                 .iter_mut()
@@ -231,6 +255,16 @@ impl Lane {
             self.fail(Status::LOCAL_QP_OPERATION);
         }
         enqueued
+    }
+
+    /// The task of a message to a flagged room.
+    fn flag_task(&self, put: Put) -> Flag {
+        Flag {
+            failed: self.wqes.failed().addr().0,
+            done: self.wqes.done(put.slot()).addr().0,
+            serial: put.serial(),
+            ..self.slots[put.slot()].flag
+        }
     }
 
     /// The task of some puts; it reports that `last` is done.

@@ -148,6 +148,11 @@ impl Lane {
         self.qp.may_spin()
     }
 
+    /// Whether kernels of the peer run beside kernels of this rank.
+    pub fn runs_beside_peer(&self) -> bool {
+        self.qp.runs_beside_peer()
+    }
+
     /// Whether nothing that was posted is in flight, on the NIC or a stream.
     pub fn is_quiet(&mut self) -> bool {
         self.qp.is_quiet()

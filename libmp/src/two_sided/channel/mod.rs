@@ -1,7 +1,8 @@
 //! Channels: the memory that two ranks share for the messages under one tag in one direction.
 //!
 //! The receiver has a *mailbox*: for each slot two words, `first` and `arrival`. For eager messages
-//! it also has *rooms*, one for each slot. It makes them when a receive of at most the eager limit
+//! it also has *rooms*, one for each slot, and for those that streams exchange
+//! by `Path::Ipc` *flagged rooms* in device memory. It makes them when a receive of at most the eager limit
 //! is prepared, or when the sender asks, before its first eager message. The sender has a *return
 //! block*: for each slot the address of the receive (`place`), whether it is posted (`ready`) and
 //! whether its message was taken (`taken`). Message n uses slot n modulo the depth on both sides,
@@ -21,6 +22,7 @@ use gdsync::gpu::Word64;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Keys, Path, Remote, Span};
 use crate::wire::control::Shape;
+use crate::wire::flag;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
@@ -45,6 +47,15 @@ impl Shape {
 
     pub(crate) fn rooms_len(&self) -> usize {
         self.slots() * self.room()
+    }
+
+    /// Bytes of a slot's flagged room.
+    fn flagged_room(&self) -> usize {
+        flag::size(self.room())
+    }
+
+    fn flagged_len(&self) -> usize {
+        self.slots() * self.flagged_room()
     }
 
     pub(crate) fn mailbox_len(&self) -> usize {
@@ -144,11 +155,16 @@ impl<S> Channel<S> {
 /// Sets memory that the peer has named.
 fn adopt(known: &mut Option<Remote>, memory: Remote) -> Result<()> {
     if known.is_some_and(|known| known != memory) {
-        let what = "the peer announced one channel twice, with different memory";
-        return Err(Error::new("open channel", Kind::Protocol, what));
+        return Err(announced_twice());
     }
     *known = Some(memory);
     Ok(())
+}
+
+#[cold]
+fn announced_twice() -> Error {
+    let what = "the peer announced one channel twice, with different memory";
+    Error::new("open channel", Kind::Protocol, what)
 }
 
 #[inline]

@@ -6,9 +6,10 @@ use gdsync::gpu::Word64;
 
 use super::{Channel, Credits, PAIR, RecvChannel, WINDOW, not_open, store_failure};
 use crate::error::Result;
-use crate::path::{Keys, Paths, Put, Rights, Span};
+use crate::path::{Flagged, Keys, Path, Paths, Put, Rights, Span};
 use crate::request::table::RequestKey;
-use crate::wire::control::Shape;
+use crate::wire::control::{Flags, Shape};
+use crate::wire::flag;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
@@ -23,6 +24,11 @@ pub(crate) struct Receiving {
     pub(super) taken_words: Keys,
     /// The rooms for eager messages.
     pub(super) rooms: Option<Keys>,
+    /// The rooms for eager messages that streams exchange by `Path::Ipc`, and the number of the first
+    /// message that may use them.
+    flagged: Option<(Flagged, u64)>,
+    /// Whether it was tried to make them.
+    tried_flagged: bool,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
     /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next
@@ -44,6 +50,8 @@ impl RecvChannel {
             arrival: shape.words(&mailbox, |slot| slot * PAIR + 8)?,
             taken_words,
             rooms: None,
+            flagged: None,
+            tried_flagged: false,
             receives: vec![None; shape.slots()],
             ready_puts: vec![None; shape.slots()],
             credits: Credits::default(),
@@ -69,6 +77,69 @@ impl RecvChannel {
     #[inline]
     pub fn has_rooms(&self) -> bool {
         self.side.rooms.is_some()
+    }
+
+    /// Whether a receive on a stream makes the flagged rooms.
+    #[inline]
+    pub fn lacks_flagged(&self) -> bool {
+        self.path == Path::Ipc && !self.side.tried_flagged
+    }
+
+    /// Makes the flagged rooms, from the next message on, if the driver exports device memory. `true`:
+    /// it made them.
+    #[cold]
+    pub fn make_flagged(&mut self, paths: &Paths) -> bool {
+        self.side.tried_flagged = true;
+        let from = self.numbers.next();
+        let made = paths.copier().flagged(self.shape.flagged_len());
+        match made.and_then(|rooms| rooms.clear(from).map(|()| rooms)) {
+            Ok(rooms) => self.side.flagged = Some((rooms, from)),
+            Err(e) => tracing::debug!(target: "mp", "messages use rooms in host memory: {e}"),
+        }
+        self.side.flagged.is_some()
+    }
+
+    /// The flagged rooms and the offset of that of message `number`; `None`: no message `number` is
+    /// in one.
+    fn flagged(&self, number: u64) -> Option<(&Flagged, usize)> {
+        let (rooms, from) = self.side.flagged.as_ref()?;
+        let at = self.numbers.slot(number) * self.shape.flagged_room();
+        (number >= *from).then_some((rooms, at))
+    }
+
+    #[inline]
+    pub fn has_flagged(&self, number: u64) -> bool {
+        self.flagged(number).is_some()
+    }
+
+    /// The address of the flagged room of message `number`, for kernels, or 0.
+    #[inline]
+    pub fn flagged_addr(&self, number: u64) -> u64 {
+        self.flagged(number).map_or(0, |(rooms, at)| rooms.addr(at))
+    }
+
+    /// The payload of message `number`, of `len` bytes, in its flagged room; `None` while a part is
+    /// missing.
+    pub fn flagged_payload(&self, number: u64, len: usize) -> Result<Option<Vec<u8>>> {
+        let (rooms, at) = self.flagged(number).ok_or_else(not_open)?;
+        let mut bytes = vec![0; flag::size(len).min(self.shape.flagged_room())];
+        rooms.read(at, &mut bytes)?;
+        Ok(flag::payload(&bytes, number, len))
+    }
+
+    /// The record of the memory of the flagged rooms, none if there are none, and where they are.
+    pub fn flagged_rooms(&self) -> (Vec<Record>, Flags) {
+        let Some((rooms, from)) = &self.side.flagged else {
+            return Default::default();
+        };
+        let offset = rooms.offset() as u64;
+        (
+            vec![rooms.record()],
+            Flags {
+                offset,
+                from: *from,
+            },
+        )
     }
 
     /// The record of the rooms; none if there are none.
@@ -196,7 +267,8 @@ impl RecvChannel {
     /// Whether the next message is in the mailbox, and no receive matches it.
     pub fn has_unexpected(&self) -> bool {
         let word = self.first_word(self.numbers.next());
-        self.has_rooms() && word.is_some_and(|(kind, _)| kind == Some(WordKind::Eager))
+        let short = |kind| matches!(kind, Some(WordKind::Eager | WordKind::Flagged));
+        self.has_rooms() && word.is_some_and(|(kind, _)| short(kind))
     }
 
     /// Releases every stream that waits for a message, with `status`; for the end of the context.

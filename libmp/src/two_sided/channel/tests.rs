@@ -8,7 +8,7 @@ use gdsync::gpu::MemoryKind;
 
 use super::*;
 use crate::bootstrap::Local;
-use crate::{Context, Neighbour};
+use crate::{Context, Neighbour, PathChoice, RecvOp};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const EAGER: usize = 4096;
@@ -18,12 +18,16 @@ const WORDS: usize = DEPTH * (PAIR + 2 * 8) + DEPTH * (Place::ROOM + 2 * 8);
 
 /// Runs `body` as each of two ranks, with a barrier of both.
 fn ranks(body: fn(&Context, &dyn Fn())) {
+    ranks_by(PathChoice::Nic, body);
+}
+
+fn ranks_by(path: PathChoice, body: fn(&Context, &dyn Fn())) {
     let both = Arc::new(Barrier::new(2));
     let ranks: Vec<_> = Local::ranks(2)
         .into_iter()
         .map(|job| {
             let gpu = Gpu::soft().unwrap();
-            let builder = Context::builder().bootstrap(job).gpu(&gpu);
+            let builder = Context::builder().bootstrap(job).gpu(&gpu).path(path);
             let ctx = builder.eager_limit(EAGER).depth(DEPTH as u32);
             let (ctx, both) = (ctx.timeout(LIMIT).build().unwrap(), Arc::clone(&both));
             std::thread::spawn(move || {
@@ -145,5 +149,69 @@ fn tag_of_large_messages_has_no_rooms_until_an_eager_message_is_to_come() {
             .unwrap();
         recv.wait(LIMIT).unwrap();
         assert_eq!(kept(ctx), (words, 2 * rooms));
+    });
+}
+
+/// The kind of the newest message under `tag` from the other rank.
+fn kind(ctx: &Context, tag: u32) -> Option<WordKind> {
+    let state = ctx.engine().lock();
+    let channel = state.receiving(1 - ctx.rank(), tag).unwrap();
+    let newest = channel.numbers.next().wrapping_sub(1);
+    channel.first_word(newest)?.0
+}
+
+#[test]
+fn short_messages_of_streams_use_flagged_rooms_once_a_stream_receives() {
+    ranks_by(PathChoice::Ipc, |ctx, both| {
+        const ROUNDS: usize = 5 * DEPTH;
+        let (me, peer) = (ctx.rank() as usize, 1 - ctx.rank());
+        let stream = ctx.gpu().stream().unwrap();
+        let memory = ctx.alloc(MemoryKind::Device, 1 << 16).unwrap();
+        let mut flagged = 0;
+        for round in 0..ROUNDS {
+            // Odd addresses, all lengths; two segments; a receive above the eager limit.
+            let len = round * EAGER / (ROUNDS - 1);
+            let data = |rank: usize| -> Vec<u8> {
+                (0..len)
+                    .map(|i| (i * 7 + round + rank * 101) as u8)
+                    .collect()
+            };
+            let (from, into) = (round % 8, (1 << 15) + round % 5);
+            memory.write(from, &data(me)).unwrap();
+            memory.write(into, &vec![0xee; len + 9]).unwrap();
+            let room = if round % 3 == 0 { EAGER + 9 } else { len };
+            let cut = len / 3;
+            let segments = match round % 4 {
+                1 => vec![memory.slice(into, cut), memory.slice(into + cut, len - cut)],
+                _ => vec![memory.slice(into, room)],
+            };
+            let segments: Vec<_> = segments.into_iter().map(Result::unwrap).collect();
+            let by_stream = [round % 5 != 2, round % 7 != 3];
+            let recv = RecvOp::new(peer, 1, &segments);
+            let recv = match by_stream[0] {
+                true => recv.on(&stream),
+                false => recv,
+            };
+            let recv = ctx.post_recv(&recv).unwrap();
+            let send = memory.slice(from, len).unwrap();
+            let send = match by_stream[1] {
+                true => ctx.isend_on(&stream, peer, 1, &send).unwrap(),
+                false => ctx.isend(peer, 1, &send).unwrap(),
+            };
+            if by_stream[0] {
+                recv.wait_on(&stream).unwrap();
+            }
+            assert_eq!(recv.wait(LIMIT).unwrap().len, len as u64);
+            send.wait(LIMIT).unwrap();
+            let mut got = vec![0; len + 1];
+            memory.read(into, &mut got).unwrap();
+            assert!(got[..len] == data(peer as usize), "round {round}");
+            assert_eq!(got[len], 0xee, "round {round}");
+            both();
+            flagged += usize::from(kind(ctx, 1) == Some(WordKind::Flagged));
+            both();
+        }
+        // The rounds before the sender knows of the rooms, and those of the CPU.
+        assert!(flagged > ROUNDS / 2, "{flagged} of {ROUNDS}");
     });
 }

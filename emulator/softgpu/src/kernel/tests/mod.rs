@@ -38,7 +38,7 @@ impl Plain {
 }
 
 impl StoreHook for Plain {
-    unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool) {
+    unsafe fn store(&self, ptr: *mut u8, value: u64, wide: bool, _whole: bool) {
         self.note(HookCall::Store(ptr as usize, value, wide));
         // SAFETY: the caller's promise.
         unsafe { span::store(ptr, value, wide, Ordering::Release) };

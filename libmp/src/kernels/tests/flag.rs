@@ -1,0 +1,184 @@
+//! Tests of messages in flagged rooms: the kernel that writes them ([`Flag`]), and the receiver's
+//! kernel that reads them.
+
+use super::unpack::{CONSUMED, ERROR, MEMORY, RESULT, SEQ, WORD, ended, payload, receive_into};
+use super::*;
+use crate::wire::flag;
+
+/// Offsets in the bench's memory.
+const FAILED_LANE: usize = 0x40;
+const DONE: usize = 0x48;
+const FROM: usize = 0x100;
+const ROOM: usize = 0x3000;
+/// Bytes of the slot.
+const SLOT: usize = 4096;
+
+const THREADS: [u32; 4] = [1, 7, 32, 256];
+const FLAGGED: u64 = 8;
+/// The number of the message: its low half is that of the receive.
+const NUMBER: u64 = 5 << 32 | SEQ as u64;
+
+/// Puts everything before the kernels into the image: an old message in the room.
+fn lay_out(bench: &mut Bench, skew: usize, len: usize) {
+    bench.clear();
+    bench.put64(WORD, 0);
+    bench.put64(WORD + 8, 0);
+    bench.put64(CONSUMED, 0);
+    bench.put64(RESULT, 0);
+    bench.put32(ERROR, 0);
+    bench.put32(FAILED_LANE, 0);
+    bench.put64(DONE, 0);
+    bench.put(ROOM, &flag::before(NUMBER, flag::size(SLOT)));
+    let bytes: Vec<u8> = (0..len).map(payload).collect();
+    bench.put(FROM + skew, &bytes);
+}
+
+fn message(bench: &Bench, skew: usize, len: usize) -> Flag {
+    Flag {
+        failed: bench.addr(FAILED_LANE),
+        done: bench.addr(DONE),
+        serial: 9,
+        from: bench.addr(FROM + skew),
+        room: bench.addr(ROOM),
+        pair: bench.addr(WORD),
+        len: len as u64,
+        lines: 0,
+        number: NUMBER,
+    }
+}
+
+fn write(bench: &Bench, stream: &Stream, message: &Flag) {
+    // SAFETY: the addresses are within the bench's memory, which outlives the run.
+    unsafe { bench.kernels.flag_all(stream, &[*message]) }.unwrap();
+}
+
+/// Enqueues the receive, which polls.
+fn read<const N: usize>(bench: &Bench, segments: &[(usize, usize)]) {
+    let receive: Unpack<N> = Unpack {
+        flagged: bench.addr(ROOM),
+        number: NUMBER,
+        waits: 1,
+        ..receive_into(bench, segments, SLOT)
+    };
+    let passed = bench.memory.word64(CONSUMED).unwrap();
+    // SAFETY: as above; the segments are disjoint.
+    unsafe {
+        let passed = Some((&passed, u64::from(SEQ) << 48));
+        bench.kernels.unpack(&bench.stream, &receive, passed)
+    }
+    .unwrap();
+}
+
+fn word_of(kind: u64, len: usize) -> u64 {
+    word(u64::from(SEQ), kind, len as u64)
+}
+
+#[test]
+fn message_is_written_with_its_words_unless_the_lane_has_failed() {
+    for (threads, skew) in THREADS.into_iter().flat_map(|t| [(t, 0), (t, 1), (t, 2)]) {
+        for (len, lines) in [(0, 0), (1, 0), (8, 0), (777, 1024), (SLOT, 0)] {
+            for failed in [0, 3] {
+                let mut bench = Bench::new(threads);
+                lay_out(&mut bench, skew, len);
+                bench.put32(FAILED_LANE, failed);
+                bench.load();
+                let message = Flag {
+                    lines,
+                    ..message(&bench, skew, len)
+                };
+                write(&bench, &bench.stream, &message);
+                bench.run();
+                let mut room = vec![0; flag::size(SLOT)];
+                bench.memory.read(ROOM, &mut room).unwrap();
+                let bytes: Vec<u8> = (0..len).map(payload).collect();
+                assert_eq!(flag::payload(&room, NUMBER, len), Some(bytes));
+                // Lines behind the message are written only if that was requested.
+                let last = flag::size(4 * (lines as usize).max(len.div_ceil(4)));
+                let behind = flag::before(NUMBER, flag::size(SLOT) - last);
+                assert_eq!(room[last..], behind, "{len} bytes");
+                assert!(last < 8 || room[last - 4..last] == SEQ.to_le_bytes());
+                if failed == 0 {
+                    bench.put64(WORD, word_of(FLAGGED, len));
+                    bench.put64(WORD + 8, word_of(FLAGGED, len));
+                    bench.put64(DONE, 9);
+                }
+                bench.put(ROOM, &room);
+                bench.check(&format!("{len} bytes, {threads} threads, failed {failed}"));
+            }
+        }
+    }
+}
+
+/// The reader polls before, while and after the message is written, on memory of weak order.
+#[test]
+fn polling_receive_takes_in_the_whole_message() {
+    for seed in 0..60 {
+        let threads = THREADS[seed as usize % THREADS.len()];
+        let mut bench = Bench::with(threads, seed, Some(Weak::seeded(seed)));
+        let (len, skew) = (seed as usize * 67 % SLOT, seed as usize % 5);
+        let cut = len / 3;
+        lay_out(&mut bench, skew, len);
+        bench.load();
+        let (first, rest) = ((MEMORY + 1, cut), (MEMORY + 0x2000, len - cut));
+        match seed % 2 {
+            0 => read::<1>(&bench, &[(MEMORY + skew, len)]),
+            _ => read::<SEGMENTS>(&bench, &[first, rest]),
+        }
+        let other = bench.stream.gpu().stream().unwrap();
+        write(&bench, &other, &message(&bench, skew, len));
+        bench.run();
+        assert!(other.synchronize(Duration::from_secs(60)).unwrap());
+        let bytes: Vec<u8> = (0..len).map(payload).collect();
+        match seed % 2 {
+            0 => bench.put(MEMORY + skew, &bytes),
+            _ => {
+                bench.put(first.0, &bytes[..cut]);
+                bench.put(rest.0, &bytes[cut..]);
+            }
+        }
+        bench.put64(WORD, word_of(FLAGGED, len));
+        bench.put64(WORD + 8, word_of(FLAGGED, len));
+        bench.put64(DONE, 9);
+        let taken = word_of(TAKEN, 0);
+        ended(&mut bench, (Status::SUCCESS, len as u64, taken), true);
+        let mut room = vec![0; flag::size(SLOT)];
+        bench.memory.read(ROOM, &mut room).unwrap();
+        bench.put(ROOM, &room);
+        bench.check(&format!("seed {seed}, {len} bytes, {threads} threads"));
+    }
+}
+
+/// A message that is too long, and one whose sender failed while it wrote: the word ends the wait.
+#[test]
+fn message_that_is_too_long_or_torn_ends_the_receive_with_its_status() {
+    for (threads, torn) in THREADS.into_iter().flat_map(|t| [(t, false), (t, true)]) {
+        let (len, room) = (200, if torn { 200 } else { 150 });
+        let mut bench = Bench::new(threads);
+        lay_out(&mut bench, 0, len);
+        bench.load();
+        write(&bench, &bench.stream, &message(&bench, 0, len));
+        bench.run();
+        let last = ROOM + flag::size(len) - 8;
+        if torn {
+            bench.memory.write(last, &[0; 8]).unwrap();
+        }
+        read::<1>(&bench, &[(MEMORY, room)]);
+        if torn {
+            assert!(!bench.runs_within(Duration::from_millis(1)));
+            let failed = word_of(FAILED, 13);
+            bench.store64(WORD, failed);
+        }
+        bench.run();
+        let end = |at: usize| {
+            let mut bytes = [0; 8];
+            bench.memory.read(at, &mut bytes).unwrap();
+            u64::from_le_bytes(bytes)
+        };
+        let expected = match torn {
+            true => (result(Status(13), 0), word_of(FAILED, 13)),
+            false => (result(Status::TRUNCATED, 200), word_of(TOO_LONG, 0)),
+        };
+        assert_eq!((end(RESULT), end(CONSUMED)), expected, "{threads} threads");
+        assert!(torn || end(MEMORY) == u64::from_le_bytes([GUARD; 8]));
+    }
+}
