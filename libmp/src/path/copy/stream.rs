@@ -49,8 +49,9 @@ pub(crate) struct Tasks {
 
 /// The number of kernels of consecutive puts, at most.
 pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
-    let (mut large, mut groups, mut small, mut before) = (0, 0_usize, 0, None);
+    let (mut large, mut groups, mut small) = (0, 0_usize, 0);
     let (mut flagged, mut wordless) = (0_usize, false);
+    let mut before: Option<(u32, bool)> = None;
     for put in puts {
         if put.flagged {
             wordless |= before.is_some_and(|(_, words)| !words);
