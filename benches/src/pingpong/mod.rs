@@ -230,7 +230,8 @@ fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -
         }
         rank.link.barrier()?;
     }
-    Trace::of(&lines, endpoint.stream.id(), TRACED + 1, player.layer)
+    let (id, rings) = (endpoint.stream.id(), player.rings());
+    Trace::of(&lines, id, TRACED + 1, player.layer, rings)
 }
 
 /// Results of one layer's batches of a size.

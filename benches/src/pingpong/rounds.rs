@@ -98,6 +98,11 @@ impl<'e> Player<'e> {
         self.wire.names()
     }
 
+    /// Whether a stream rings a doorbell for a send.
+    pub fn rings(&self) -> bool {
+        self.wire.rings()
+    }
+
     /// Runs `trips` round trips: enqueues all, opens the gate, sleeps until the stream is done, and
     /// checks the results. Adds the processor time in between to `cpu`. One untimed round precedes
     /// them, in which the ranks' gates open one after the other.

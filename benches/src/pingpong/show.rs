@@ -152,6 +152,14 @@ pub fn proof(figures: &Figures) {
 fn rung(outcome: &Proof) {
     let trace = &outcome.trace;
     println!();
+    if trace.rung == 0 {
+        let layer = outcome.layer.name();
+        println!(
+            "of {} sends by {layer} traced, the stream rang none: kernels copied",
+            trace.sends
+        );
+        return;
+    }
     println!(
         "of {} sends by {} traced, the stream rang {} times by {}:",
         trace.sends,

@@ -41,6 +41,11 @@ pub trait Wire {
 
     /// Names of GPU and NIC, and of the settings of the QP that carries the messages.
     fn names(&self) -> Names;
+
+    /// Whether a stream rings a doorbell for a send.
+    fn rings(&self) -> bool {
+        true
+    }
 }
 
 /// Prepared requests, posted on the stream; the receives are posted by the CPU beforehand.
@@ -210,5 +215,10 @@ impl Wire for Messages<'_> {
 
     fn names(&self) -> Names {
         self.made.names.clone()
+    }
+
+    fn rings(&self) -> bool {
+        let path = self.context.path(self.peer);
+        path.is_none_or(|(path, _)| path == mp::Path::Nic)
     }
 }
