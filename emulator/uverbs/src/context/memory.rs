@@ -118,9 +118,17 @@ impl Open {
         let former = region.keys.lkey;
         let region = self.register(device, of)?;
         let MrKeys { lkey, rkey } = region.keys;
-        *self.objects.get_mut::<Region>(cmd.mr_handle)? = region;
-        let _ = device.with_nic(|nic| nic.dereg_mr(former));
-        call.answer(&ReregMrResp { lkey, rkey })
+        // A command that cannot be answered changes nothing.
+        let answered = call.answer(&ReregMrResp { lkey, rkey });
+        let unused = match answered {
+            Ok(()) => {
+                *self.objects.get_mut::<Region>(cmd.mr_handle)? = region;
+                former
+            }
+            Err(_) => lkey,
+        };
+        let _ = device.with_nic(|nic| nic.dereg_mr(unused));
+        answered
     }
 
     pub fn dereg_mr(&mut self, device: &Device, call: &Call<'_>) -> Done {
