@@ -31,7 +31,6 @@ GDS_DEVICE void flag(const Flag& p) {
     const u64 w = compose(low, kFlagged, p.len);
     gds::store_whole_sys(word_at(p.pair), w);
     gds::store_whole_sys(word_at(p.pair) + 1, w);
-    // The next message of the slot may be another poster's: it is sent when this one's words are stored.
     gds::store_release_sys(word_at(p.done), p.serial);
 }
 

@@ -36,7 +36,7 @@ static_assert(sizeof(Unpack<1>) == 104 && sizeof(Unpack<30>) == 568, "layout");
 constexpr u32 kPolls = 1, kLater = 2;
 
 // The status of the receive, and the source of its `len` bytes; from 0: no copy is needed. `flagged`:
-// the source is a flagged room.
+// the message is in a flagged room.
 struct Arrival {
     u32 status;
     u64 len;
@@ -62,7 +62,7 @@ GDS_DEVICE Arrival arrival(const Unpack<Capacity>& p, const Word& w) {
             return bad;
         case kFlagged:
             if (p.flagged == 0 || w.len > p.slot) return bad;
-            if (w.len > p.capacity) return {kTruncated, w.len, 0};
+            if (w.len > p.capacity) return {kTruncated, w.len, 0, true};
             return {kSuccess, w.len, p.flagged, true};
         case kDirect:
             if (w.len > p.capacity) return bad;
@@ -88,6 +88,18 @@ constexpr u32 kLooks = 64;
 template <u32 Capacity>
 GDS_DEVICE Room room(const Unpack<Capacity>& p) {
     return {p.flagged, static_cast<u32>(p.number), static_cast<u32>(p.number >> 32)};
+}
+
+// Waits until both words of a message are stored: the room may show the message before. The credit
+// for it lets the sender store the next words there, by any stream or the CPU.
+template <u32 Capacity>
+GDS_DEVICE void await_words(const Unpack<Capacity>& p) {
+    const u64* pair = word_at(p.word & ~15ull);
+    auto stored = [&] {
+        if (parse(gds::load_acquire_sys(word_at(p.word))).kind == kFailed) return true;
+        return reached(gds::load_acquire_sys(pair), p.seq) && reached(gds::load_acquire_sys(pair + 1), p.seq);
+    };
+    GDS_SPIN_UNTIL(stored(), 0);
 }
 
 // Copies a message out of its flagged room. False: the sender failed while it wrote the message.
@@ -199,11 +211,14 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     // The load of a short payload overlaps the load of the word.
     const Early early(p);
     Arrival a = arrival(p, parse(await(p)));
-    if (a.flagged) {
+    if (a.flagged && a.status == kSuccess) {
         bool torn = !scatter_flagged(p, a.len);
         if (blockDim.x > 1) torn = __syncthreads_or(torn) != 0;
-        // The word has the failure.
-        if (torn) a = arrival(p, parse(gds::load_acquire_sys(word_at(p.word))));
+        if (torn) {
+            // The word has the failure, unless the sender has stored its own word over it.
+            a = arrival(p, parse(gds::load_acquire_sys(word_at(p.word))));
+            if (a.status == kSuccess) a = {kBadResponse, 0, 0};
+        }
     } else if (a.status == kSuccess && a.from != 0) {
         if (a.from == p.payload && early.holds(a.len)) {
             early.store(p.segment[0].addr, a.len);
@@ -213,6 +228,7 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     }
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
+    if (a.flagged) await_words(p);
     // The credit lets the sender reuse the slot, and the result lets a reader use the payload, so the
     // copies of all threads precede both words. The two words may become visible in any order: no
     // code infers one from the other, and both are visible when the stream continues. The store right

@@ -9,7 +9,6 @@ use super::config::Full;
 use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::packed::staged;
-use super::send::words_before;
 use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
@@ -176,17 +175,13 @@ impl Engine {
     fn post_send(&self, state: &mut State, key: RequestKey, stream: &WeakStream) -> Result<()> {
         let result_addr = state.requests.result_addr(key).0;
         let (common, send, channel, link) = state.outgoing(key)?;
-        let before = words_before(channel, link, common.number, common.poster.lane);
         let Some(lane) = link.lane(common.poster.lane) else {
             return Err(no_lane(POST, common.peer));
         };
         let lent = lent(stream)?;
         let stream = &*lent;
         uncaptured(stream, POST)?;
-        let mut list = List::<7>::new();
-        if let Some((word, value)) = &before {
-            list.wait(word, *value, false);
-        }
+        let mut list = List::<6>::new();
         list.lead_in(channel.lead_in(common.number, !common.large)?);
         list.put(common.puts.iter().flatten().copied());
         let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
@@ -202,12 +197,9 @@ impl Engine {
             send.state = last.map_or(done, |last| SendState::InFlight(*last));
             return Ok(());
         };
-        let mut puts = List::<{ MOST_CHUNKS + 6 }>::new();
+        let mut puts = List::<{ MOST_CHUNKS + 5 }>::new();
         if late.complete {
             // The receive is posted, so its slot is free.
-            if let Some((word, value)) = &before {
-                puts.wait(word, *value, false);
-            }
             puts.put(late.behind.iter().copied());
             puts.post(stream, Some(lane))?;
             let done = SendState::Done(Status::SUCCESS);

@@ -14,7 +14,7 @@ use super::packed::staged;
 use super::peer::Need;
 use super::post::{POST, unposted};
 use super::receive::{ANY_RANK, advertise, check_ready_order};
-use super::send::{announce, by_stream, direct, unstamped, words_before};
+use super::send::{announce, by_stream, direct, unstamped};
 use super::spec::On;
 use super::state::{State, known, no_lane};
 use crate::error::{Error, Kind, Result};
@@ -309,17 +309,13 @@ impl Engine {
             return Ok(None);
         }
         let lane = common.poster.lane;
-        let before = words_before(channel, link, number, lane);
-        posts
-            .front
-            .extend(before.map(|(word, value)| Part::Wait(word, value)));
         let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
         let last = match known {
             // The receive is posted, so its slot is free.
             Some(place) => direct(&mut batch, channel, number, segments, len, place)?,
             None => {
                 lead_in(channel, number, true, &mut posts.front)?;
-                by_stream(&mut batch, channel, (lane, number), segments, len)?
+                by_stream(&mut batch, channel, number, segments, len)?
             }
         };
         let at = LaneId { rank, lane };
@@ -338,10 +334,6 @@ impl Engine {
         self.kernels(POST)?;
         let (common, _, channel, link) = state.outgoing(posts.members[member].key)?;
         let (number, rank, lane) = (common.number, common.peer, common.poster.lane);
-        let before = words_before(channel, link, number, lane);
-        posts
-            .front
-            .extend(before.map(|(word, value)| Part::Wait(word, value)));
         lead_in(channel, number, !common.large, &mut posts.front)?;
         if common.large {
             let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
@@ -369,7 +361,7 @@ impl Engine {
                 channel.make_stamps(&self.paths)?;
                 unstamped(&mut batch, channel, number, large, segments, len)?
             }
-            false => by_stream(&mut batch, channel, (lane, number), segments, len)?,
+            false => by_stream(&mut batch, channel, number, segments, len)?,
         };
         let at = LaneId { rank, lane };
         keep(batch.all(), at, &mut posts.made, &mut posts.back);

@@ -1,6 +1,5 @@
 //! How a send gets its number and its puts (payload and words), and how a send by the CPU advances.
 
-use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
 
 use super::channel::{SendChannel, WINDOW};
@@ -12,7 +11,7 @@ use super::state::{State, not_connected};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, Lane, Link, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
+use crate::path::{Batch, Lane, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
 use crate::region::{Slice, Strided};
 use crate::request::entry::{Common, Entry, Handle, Operation, Outgoing, Poster, SendState};
 use crate::request::table::RequestKey;
@@ -67,39 +66,23 @@ pub(super) fn plain<const N: usize>(
     put_stamp(batch, channel, number, WordKind::Eager, len)
 }
 
-/// As [`plain`], for a message that a stream posts on `lane`: it goes to a flagged room if it has at
+/// As [`plain`], for a message that a stream posts: it goes to a flagged room if it has at
 /// most one segment and the peer has such rooms.
 #[inline]
 pub(super) fn by_stream<const N: usize>(
     batch: &mut Batch<'_, N>,
     channel: &mut SendChannel,
-    (lane, number): (u8, u64),
+    number: u64,
     segments: &[Slice],
     len: u64,
 ) -> Result<Put> {
     if let [] | [_] = segments {
         let piece = segments.first().map(Slice::piece);
-        if let Some(put) = channel.put_flagged(batch, lane, number, piece)? {
+        if let Some(put) = channel.put_flagged(batch, number, piece)? {
             return Ok(put);
         }
     }
     plain(batch, channel, number, segments, len)
-}
-
-/// The word and the value for which `lane` waits before it stores the words of message `number`: a
-/// kernel of another lane stores those of the previous message in the slot.
-#[inline]
-pub(super) fn words_before(
-    channel: &SendChannel,
-    link: &mut Link,
-    number: u64,
-    lane: u8,
-) -> Option<(Word64, u64)> {
-    let (other, put) = channel
-        .flag_put(number)
-        .filter(|(other, _)| *other != lane)?;
-    let (word, value) = link.lane(other)?.done_word(put)?;
-    Some((word.clone(), value))
 }
 
 /// Prepares both words of a message, after all earlier puts. Returns the put.
@@ -122,12 +105,8 @@ fn post_short(
     batch: &mut Batch<'_, 3>,
     channel: &SendChannel,
     number: u64,
-    before: Option<&(Word64, u64)>,
 ) -> Result<()> {
-    let mut list = List::<6>::new();
-    if let Some((word, value)) = before {
-        list.wait(word, *value, false);
-    }
+    let mut list = List::<5>::new();
     list.lead_in(channel.lead_in(number, true)?);
     list.put(batch.all());
     list.post(stream, Some(batch.lane()))
@@ -238,14 +217,12 @@ impl Engine {
             (late.length, late.offset) = (Some(len.clone()), offset.cloned());
         }
         if let Some(stream) = stream {
-            let at = lane;
-            let before = words_before(channel, &mut peer.link, number, at);
             let lane = peer.link.lane(lane).ok_or_else(none)?;
             // Pieces are gathered when the request is posted.
             if post && !large && send.late.is_none() && send.packed.is_none() {
                 let mut batch = Batch::short(lane);
-                let stamp = by_stream(&mut batch, channel, (at, number), spec.segments, len)?;
-                if let Err(e) = post_short(stream, &mut batch, channel, number, before.as_ref()) {
+                let stamp = by_stream(&mut batch, channel, number, spec.segments, len)?;
+                if let Err(e) = post_short(stream, &mut batch, channel, number) {
                     batch.undo();
                     return Err(e);
                 }
@@ -295,9 +272,8 @@ impl Engine {
             let behind = batch.all().skip(usize::from(large));
             channel.late(send).behind.extend(behind);
         } else {
-            let at = common.poster.lane;
             let mut batch = Batch::short(lane);
-            by_stream(&mut batch, channel, (at, number), segments, len)?;
+            by_stream(&mut batch, channel, number, segments, len)?;
             common.puts = batch.first_three();
         }
         Ok(())
@@ -320,13 +296,11 @@ impl Engine {
         let Ok((common, send, channel, link)) = state.outgoing(key) else {
             return Ok(false);
         };
-        let number = common.number;
-        let before = words_before(channel, link, number, 0);
         let (SendState::Queued { announced }, Some(lane)) = (send.state, link.lane(0)) else {
             return Ok(false);
         };
-        let (len, segments) = (common.len, common.segments.as_slice());
-        if channel.blocked_by(number).is_some() || before.is_some() {
+        let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
+        if channel.blocked_by(number).is_some() {
             return Ok(false);
         }
         let mut batch = Batch::new(lane);

@@ -77,7 +77,11 @@ fn flagged(channel: &RecvChannel, common: &Common, w: u64) -> Result<Option<Opti
         (low, Some(WordKind::Flagged), len)
             if low == number as u16 && len <= most && channel.has_flagged(number) =>
         {
-            channel.flagged_payload(number, len as usize).map(Some)
+            // Both words are stored before the credit is returned: see mp_unpack.cu.
+            match channel.has_come(number, !common.large) {
+                true => channel.flagged_payload(number, len as usize).map(Some),
+                false => Ok(Some(None)),
+            }
         }
         _ => Ok(None),
     }

@@ -4,7 +4,7 @@ use gdsync::Status;
 use gdsync::gpu::Word64;
 
 use super::{Channel, PAIR, SendChannel, WINDOW, adopt, announced_twice, span, store_failure};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Keys, Paths, Piece, Put, Remote, Rights, Span};
 use crate::request::entry::{Late, Outgoing};
@@ -13,18 +13,10 @@ use crate::wire::flag;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
-/// A message in a flagged room.
-#[derive(Clone, Copy)]
-struct FlagPut {
-    lane: u8,
-    put: Put,
-    /// The message that last wrote every line of the room.
-    whole: u64,
-}
-
-/// Messages after which every line of a flagged room is written again: a line's flag has 32 bits of
-/// the number.
+/// Messages after which every line of a flagged room is written again, and after which a room that was
+/// not is used no more: a line's flag has 32 bits of the number.
 const REWRITE: u64 = 1 << 30;
+const STALE: u64 = 1 << 31;
 
 /// The fields of a sender. The channel's memory is the return block.
 pub(crate) struct Sending {
@@ -40,9 +32,8 @@ pub(crate) struct Sending {
     rooms: Option<Remote>,
     /// The peer's flagged rooms, and where they are.
     flagged: Option<(Remote, Flags)>,
-    /// By slot: the newest message in its flagged room, whose put also stores the words of the slot
-    /// and may be in flight when the receiver has taken the message; empty before the first.
-    flag_puts: Vec<Option<FlagPut>>,
+    /// By slot: the message that last wrote every line of its flagged room; empty before the first.
+    whole: Vec<u64>,
     /// By slot: the receive is posted.
     ready: Vec<Word64>,
     /// Stamps that kernels write and the NIC reads; allocated on first use.
@@ -62,7 +53,7 @@ impl SendChannel {
             asked: false,
             rooms: None,
             flagged: None,
-            flag_puts: Vec::new(),
+            whole: Vec::new(),
             ready: shape.words(&block, |slot| shape.ready_at(slot))?,
             stamps: None,
             lates: Vec::new(),
@@ -109,6 +100,10 @@ impl SendChannel {
         let memory = Remote::any(self.path, memory)?;
         // All rooms are in the memory.
         memory.span(flags.offset as usize, self.shape.flagged_len())?;
+        if !memory.addr().wrapping_add(flags.offset).is_multiple_of(8) {
+            let what = "the peer announced flagged rooms that are not aligned to 8 bytes";
+            return Err(Error::new("open channel", Kind::Protocol, what));
+        }
         let known = self.side.flagged.get_or_insert((memory, flags));
         match *known == (memory, flags) {
             true => Ok(()),
@@ -116,52 +111,40 @@ impl SendChannel {
         }
     }
 
-    /// Prepares message `number` of at most one piece and `len` bytes on `lane`, for the peer's
-    /// flagged room. `None`: the peer has none for it.
+    /// Prepares message `number` of at most one piece for the peer's flagged room. `None`: the peer has
+    /// none for it.
     pub fn put_flagged<const N: usize>(
         &mut self,
         batch: &mut Batch<'_, N>,
-        lane: u8,
         number: u64,
         piece: Option<Piece<'_>>,
     ) -> Result<Option<Put>> {
         let Some((memory, flags)) = &self.side.flagged else {
             return Ok(None);
         };
-        if number < flags.from {
+        let (slot, room) = (self.numbers.slot(number), self.shape.flagged_room());
+        let whole = self.side.whole.get(slot).copied().unwrap_or(flags.from);
+        if number < flags.from || number - whole >= STALE {
             return Ok(None);
         }
-        let (slot, room) = (self.numbers.slot(number), self.shape.flagged_room());
         let at = match on(Mutant::WrongRoom) {
             true => (slot + 1) % self.shape.slots(),
             false => slot,
         };
         let to = memory.span(flags.offset as usize + at * room, room)?;
         let pair = self.pair(number)?;
-        let from = flags.from;
-        let known = self.side.flag_puts.get(slot).copied().flatten();
-        let whole = known.map_or(from, |known| known.whole);
         let rewrites = number - whole >= REWRITE;
-        let lines = if rewrites {
-            flag::lines(self.shape.room())
-        } else {
-            0
+        let lines = match rewrites {
+            true => flag::lines(self.shape.room()),
+            false => 0,
         };
         let put = batch.flag(piece, [to, pair], number, lines as u64)?;
-        let whole = if rewrites { number } else { whole };
-        if self.side.flag_puts.is_empty() {
-            self.side.flag_puts = vec![None; self.shape.slots()];
+        if rewrites {
+            let (slots, from) = (self.shape.slots(), flags.from);
+            self.side.whole.resize(slots, from);
+            self.side.whole[slot] = number;
         }
-        self.side.flag_puts[slot] = Some(FlagPut { lane, put, whole });
         Ok(Some(put))
-    }
-
-    /// The lane and the put of the newest message in the flagged room of the slot of `number`. It
-    /// also stores the words of the slot: another lane stores the next ones behind it.
-    #[inline]
-    pub fn flag_put(&self, number: u64) -> Option<(u8, Put)> {
-        let known = self.side.flag_puts.get(self.numbers.slot(number))?;
-        known.map(|known| (known.lane, known.put))
     }
 
     pub fn is_open(&self) -> bool {
