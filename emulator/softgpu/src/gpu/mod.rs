@@ -229,22 +229,29 @@ pub(crate) struct Launches(Mutex<Vec<Box<Launch>>>);
 impl Launches {
     /// The maximal number of boxes kept.
     const KEPT: usize = 64;
+    /// Boxes that are made at a time: a launch allocates only if many more than before are in flight.
+    const MADE: usize = 16;
+    /// Bytes of arguments of a box, at least: the limit of CUDA.
+    const ARGS: usize = 4096;
 
     pub(crate) fn take(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Box<Launch> {
-        match lock(&self.0).pop() {
-            Some(mut launch) => {
-                launch.kernel = *kernel;
-                launch.dims = dims;
-                launch.args.clear();
-                launch.args.extend_from_slice(args);
-                launch
-            }
-            None => Box::new(Launch {
-                kernel: *kernel,
-                dims,
-                args: args.to_vec(),
-            }),
+        let mut kept = lock(&self.0);
+        if kept.is_empty() {
+            kept.extend((0..Self::MADE).map(|_| {
+                Box::new(Launch {
+                    kernel: *kernel,
+                    dims,
+                    args: Vec::with_capacity(Self::ARGS),
+                })
+            }));
         }
+        let launch = kept.pop();
+        drop(kept);
+        let mut launch = launch.expect("boxes were made");
+        (launch.kernel, launch.dims) = (*kernel, dims);
+        launch.args.clear();
+        launch.args.extend_from_slice(args);
+        launch
     }
 
     pub(crate) fn put(&self, launch: Box<Launch>) {
