@@ -440,7 +440,9 @@ impl Context {
     /// Numbers of messages, bytes, operations and waits since the build of the context, by peer.
     pub fn stats(&self) -> Stats {
         let engine = self.engine();
-        let state = engine.lock();
+        let mut state = engine.lock();
+        // What has ended counts, also if no round has found it yet.
+        engine.advance_all(&mut state);
         let row = |peer: &Peer| PeerStats {
             peer: Some(peer.rank),
             path: Some(engine.paths.to(peer.rank)),

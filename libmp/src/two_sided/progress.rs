@@ -368,7 +368,7 @@ impl Engine {
     }
 
     /// Ends all requests that can end now.
-    pub(super) fn advance_all(&self, state: &mut State) {
+    pub(crate) fn advance_all(&self, state: &mut State) {
         let mut keys = std::mem::take(&mut state.keys);
         state.requests.to_advance(&mut keys);
         for key in &keys {
