@@ -72,6 +72,16 @@ struct Sources {
     more: Vec<Source>,
 }
 
+impl From<Piece<'_>> for Source {
+    fn from(piece: Piece<'_>) -> Source {
+        Source {
+            region: piece.region.clone(),
+            offset: piece.offset,
+            len: piece.len,
+        }
+    }
+}
+
 impl Sources {
     fn push(&mut self, source: Source) {
         match &self.first {
@@ -212,6 +222,14 @@ impl Lane {
     }
 
     fn prepare(&mut self, at: usize, to: Span, words: bool) -> Result<Put> {
+        let put = self.begin(at, to, words);
+        let pieces = self.slots[at].from.iter().count();
+        self.wqes.write(at, to, pieces)?;
+        Ok(put)
+    }
+
+    /// Sets the state of a put whose sources are set.
+    fn begin(&mut self, at: usize, to: Span, words: bool) -> Put {
         self.count += 1;
         self.next = (at + 1) % self.slots.len();
         let slot = &mut self.slots[at];
@@ -220,15 +238,14 @@ impl Lane {
         slot.words = words;
         slot.to = to;
         slot.len = slot.from.iter().map(|source| source.len as u64).sum();
-        self.wqes.write(at, to, slot.from.iter().count())?;
-        Ok(Put {
+        Put {
             lane: self.id,
             slot: at as u16,
             words,
             large: !words && slot.len >= LARGE,
             flagged: false,
             serial: self.count,
-        })
+        }
     }
 
     /// Prepares a put of pieces of memory, concatenated.
@@ -248,11 +265,7 @@ impl Lane {
 
     fn add_piece(&mut self, at: usize, index: usize, piece: Piece<'_>) -> Result<()> {
         self.wqes.write_piece(at, index, piece)?;
-        self.slots[at].from.push(Source {
-            region: piece.region.clone(),
-            offset: piece.offset,
-            len: piece.len,
-        });
+        self.slots[at].from.push(piece.into());
         Ok(())
     }
 
@@ -269,37 +282,23 @@ impl Lane {
         let at = self.take()?;
         let from = &mut self.slots[at].from;
         from.clear();
-        let source = piece.map(|piece| Source {
-            region: piece.region.clone(),
-            offset: piece.offset,
-            len: piece.len,
-        });
-        let start = source
-            .as_ref()
-            .map_or(0, |s| s.region.addr().0 + s.offset as u64);
-        let len = source.as_ref().map_or(0, |source| source.len);
-        source.into_iter().for_each(|source| from.push(source));
-        self.count += 1;
-        self.next = (at + 1) % self.slots.len();
+        if let Some(piece) = piece {
+            from.push(piece.into());
+        }
+        let put = self.begin(at, room, true);
         let slot = &mut self.slots[at];
-        (slot.serial, slot.state, slot.words) = (self.count, PutState::Prepared, true);
-        (slot.to, slot.len) = (room, len as u64);
         slot.flag = Flag {
-            from: start,
+            from: piece.map_or(0, |piece| piece.addr()),
             room: room.addr,
             pair: pair.addr,
-            len: len as u64,
+            len: slot.len,
             lines,
             number,
             ..Flag::default()
         };
         Ok(Put {
-            lane: self.id,
-            slot: at as u16,
-            words: true,
-            large: false,
             flagged: true,
-            serial: self.count,
+            ..put
         })
     }
 
@@ -343,11 +342,7 @@ impl Lane {
         self.wqes.capture(at, bytes)?;
         let piece = self.wqes.captured(at, bytes.len());
         self.wqes.write_piece(at, 0, piece)?;
-        let source = Source {
-            region: piece.region.clone(),
-            offset: piece.offset,
-            len: piece.len,
-        };
+        let source = piece.into();
         let from = &mut self.slots[at].from;
         from.clear();
         from.push(source);

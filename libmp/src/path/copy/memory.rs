@@ -197,6 +197,13 @@ pub(crate) struct Piece<'a> {
     pub len: usize,
 }
 
+impl Piece<'_> {
+    /// The address of its first byte.
+    pub fn addr(&self) -> u64 {
+        self.region.addr().0 + self.offset as u64
+    }
+}
+
 /// Memory that this rank reaches, decoded from its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remote {

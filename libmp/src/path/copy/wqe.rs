@@ -120,9 +120,8 @@ impl Wqes {
     /// Writes a piece of a WQE.
     pub fn write_piece(&self, at: usize, index: usize, piece: Piece<'_>) -> Result<()> {
         let mut b = [0; PIECE];
-        let addr = piece.region.addr().0 + piece.offset as u64;
         b[..4].copy_from_slice(&(piece.len as u32).to_be_bytes());
-        b[8..].copy_from_slice(&addr.to_be_bytes());
+        b[8..].copy_from_slice(&piece.addr().to_be_bytes());
         let (memory, offset) = self.at(at);
         Ok(memory.write(offset + FIRST + index * PIECE, &b)?)
     }

@@ -1,10 +1,10 @@
 //! Channels: the memory that two ranks share for the messages under one tag in one direction.
 //!
 //! The receiver has a *mailbox*: for each slot two words, `first` and `arrival`. For eager messages
-//! it also has *rooms*, one for each slot, and for those that streams exchange
-//! by `Path::Ipc` *flagged rooms* in device memory. It makes them when a receive of at most the eager limit
-//! is prepared, or when the sender asks, before its first eager message. The sender has a *return
-//! block*: for each slot the address of the receive (`place`), whether it is posted (`ready`) and
+//! it also has *rooms*, one for each slot. It makes them when a receive of at most the eager limit
+//! is prepared, or when the sender asks, before its first eager message. For eager messages from
+//! stream to stream by `Path::Ipc` it has *flagged rooms* in device memory, which the first such
+//! receive of a stream makes. The sender has a *return block*: for each slot the address of the receive (`place`), whether it is posted (`ready`) and
 //! whether its message was taken (`taken`). Message n uses slot n modulo the depth on both sides,
 //! for every poster and every taker. So messages need no matching while they move: the n-th send
 //! under a tag matches the n-th receive.
@@ -153,18 +153,13 @@ impl<S> Channel<S> {
 }
 
 /// Sets memory that the peer has named.
-fn adopt(known: &mut Option<Remote>, memory: Remote) -> Result<()> {
+fn adopt<T: Copy + PartialEq>(known: &mut Option<T>, memory: T) -> Result<()> {
     if known.is_some_and(|known| known != memory) {
-        return Err(announced_twice());
+        let what = "the peer announced one channel twice, with different memory";
+        return Err(Error::new("open channel", Kind::Protocol, what));
     }
     *known = Some(memory);
     Ok(())
-}
-
-#[cold]
-fn announced_twice() -> Error {
-    let what = "the peer announced one channel twice, with different memory";
-    Error::new("open channel", Kind::Protocol, what)
 }
 
 #[inline]

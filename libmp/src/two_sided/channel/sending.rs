@@ -3,7 +3,7 @@
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
-use super::{Channel, PAIR, SendChannel, WINDOW, adopt, announced_twice, span, store_failure};
+use super::{Channel, PAIR, SendChannel, WINDOW, adopt, span, store_failure};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Keys, Paths, Piece, Put, Remote, Rights, Span};
@@ -104,11 +104,7 @@ impl SendChannel {
             let what = "the peer announced flagged rooms that are not aligned to 8 bytes";
             return Err(Error::new("open channel", Kind::Protocol, what));
         }
-        let known = self.side.flagged.get_or_insert((memory, flags));
-        match *known == (memory, flags) {
-            true => Ok(()),
-            false => Err(announced_twice()),
-        }
+        adopt(&mut self.side.flagged, (memory, flags))
     }
 
     /// Prepares message `number` of at most one piece for the peer's flagged room. `None`: the peer has
