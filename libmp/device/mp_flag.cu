@@ -7,7 +7,11 @@ namespace mp {
 
 // libmp/src/kernels/params.rs has the same layout, and describes the fields.
 struct Flag {
-    u64 failed;
+    u64 credit;
+    u64 taken;
+    u64 before;
+    u64 after;
+    u64 last;
     u64 done;
     u64 serial;
     u64 from;
@@ -18,15 +22,39 @@ struct Flag {
     u64 number;
 };
 
-static_assert(sizeof(Flag) == 72, "layout");
+static_assert(sizeof(Flag) == 104, "layout");
+
+GDS_DEVICE bool at_least(u64 word, u64 value) { return static_cast<long long>(word - value) >= 0; }
+
+// Waits until the slot is free. False: the library has released the wait, because the peer is lost.
+GDS_DEVICE bool await_credit(const Flag& p) {
+    const u32 before = static_cast<u32>(p.before);
+    u32 looks = 0;
+    u64 w = static_cast<u64>(before) << 48;
+    auto credited = [&] {
+        if (p.credit != 0) {
+            if (at_least(gds::load_acquire_sys(word_at(p.credit)), p.before)) return true;
+            if (looks++ % kLooks != 0) return false;
+        }
+        return reached(w = gds::load_acquire_sys(word_at(p.taken)), before);
+    };
+    if (p.taken != 0) GDS_SPIN_UNTIL(credited(), 0);
+    // The number of the message before is in a failure that its receiver has stored.
+    if (parse(w).kind == kFailed && parse(w).seq != (before & 0xffff)) return false;
+    if (p.after != 0) GDS_SPIN_UNTIL(at_least(gds::load_acquire_sys(word_at(p.after)), p.last), 0);
+    return true;
+}
 
 GDS_DEVICE void flag(const Flag& p) {
+    GDS_SHARED(u32, open);
+    if (threadIdx.x == 0) open = await_credit(p);
+    if (blockDim.x > 1) __syncthreads();
+    if (open == 0) return;
     const u32 low = static_cast<u32>(p.number), high = static_cast<u32>(p.number >> 32);
     write_room({p.room, low, high}, p.from, p.len, p.lines, {threadIdx.x, blockDim.x});
     // The source may be overwritten once all threads have read it.
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
-    if (gds::load_acquire_sys(reinterpret_cast<const u32*>(p.failed)) != 0) return;
     // A reader of the words finds the payload by its flags: the words need no order behind it.
     const u64 w = compose(low, kFlagged, p.len);
     gds::store_whole_sys(word_at(p.pair), w);
@@ -37,10 +65,10 @@ GDS_DEVICE void flag(const Flag& p) {
 template <u32 Capacity>
 using Flags = Tasks<Flag, Capacity>;
 
-static_assert(sizeof(Flags<8>) == 584 && sizeof(Flags<56>) == 4040, "layout");
+static_assert(sizeof(Flags<8>) == 840 && sizeof(Flags<39>) == 4064, "layout");
 
 }  // namespace mp
 
 GDS_KERNEL(mp_flag, mp::Flag, p) { mp::flag(p); }
 GDS_KERNEL(mp_flag_all_8, mp::Flags<8>, p) { mp::run_all<mp::flag>(p); }
-GDS_KERNEL(mp_flag_all_56, mp::Flags<56>, p) { mp::run_all<mp::flag>(p); }
+GDS_KERNEL(mp_flag_all_39, mp::Flags<39>, p) { mp::run_all<mp::flag>(p); }

@@ -10,6 +10,14 @@ namespace mp {
 
 constexpr u32 kHeadLines = 2;
 
+// Number of looks at device memory between two at a word in host memory.
+#if defined(GDS_SOFT)
+// A thread of the soft GPU looks again only when memory has changed.
+constexpr u32 kLooks = 1;
+#else
+constexpr u32 kLooks = 64;
+#endif
+
 GDS_DEVICE u64 line(u32 flag, u32 data) { return static_cast<u64>(flag) << 32 | data; }
 GDS_DEVICE u32 flag_of(u64 line) { return static_cast<u32>(line >> 32); }
 

@@ -22,6 +22,7 @@ struct Unpack {
     u64 capacity;
     u64 staging;
     u64 flagged;
+    u64 credit;
     u32 slot;
     u32 seq;
     u32 segments;
@@ -30,7 +31,7 @@ struct Unpack {
     Segment segment[Capacity];
 };
 
-static_assert(sizeof(Unpack<1>) == 104 && sizeof(Unpack<30>) == 568, "layout");
+static_assert(sizeof(Unpack<1>) == 112 && sizeof(Unpack<30>) == 576, "layout");
 
 // Values of `waits`.
 constexpr u32 kPolls = 1, kLater = 2;
@@ -77,21 +78,14 @@ GDS_DEVICE Arrival arrival(const Unpack<Capacity>& p, const Word& w) {
 // One warp copies a segment of at most this many bytes, so that several are copied at once.
 constexpr u64 kWarpsOwn = 2048;
 
-// Number of looks at device memory between two at the message's word, which is in host memory.
-#if defined(GDS_SOFT)
-// A thread of the soft GPU looks again only when memory has changed.
-constexpr u32 kLooks = 1;
-#else
-constexpr u32 kLooks = 64;
-#endif
-
 template <u32 Capacity>
 GDS_DEVICE Room room(const Unpack<Capacity>& p) {
     return {p.flagged, static_cast<u32>(p.number), static_cast<u32>(p.number >> 32)};
 }
 
-// Waits until both words of a message are stored: the room may show the message before. The credit
-// for it lets the sender store the next words there, by any stream or the CPU.
+// Waits until both words of a message that the sender copied are stored: the credit for it lets another
+// poster of the sender store the next words there. For a message in a flagged room, the sender's side
+// has this order.
 template <u32 Capacity>
 GDS_DEVICE void await_words(const Unpack<Capacity>& p) {
     const u64* pair = word_at(p.word & ~15ull);
@@ -228,13 +222,16 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     }
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
-    if (a.flagged) await_words(p);
+    // A refused message has one word.
+    if (a.status == kSuccess && p.flagged != 0 && !a.flagged) await_words(p);
+    const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
+    const u64 told = compose(p.seq, kind, kind == kFailed ? a.status : 0);
+    // A kernel of the sender polls this word in its own device memory. All threads have read the room.
+    if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
     // The credit lets the sender reuse the slot, and the result lets a reader use the payload, so the
     // copies of all threads precede both words. The two words may become visible in any order: no
     // code infers one from the other, and both are visible when the stream continues. The store right
     // after a fence does not tear; the other word changes in one half only.
-    const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
-    const u64 told = compose(p.seq, kind, kind == kFailed ? a.status : 0);
     if (a.status == kSuccess) {
         gds::fence_sys();
         gds::store_relaxed_sys(word_at(p.result), ended(a.status, a.len));
@@ -248,11 +245,11 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
 template <u32 Capacity>
 using Unpacks = Tasks<Unpack<1>, Capacity>;
 
-static_assert(sizeof(Unpacks<8>) == 840 && sizeof(Unpacks<39>) == 4064, "layout");
+static_assert(sizeof(Unpacks<8>) == 904 && sizeof(Unpacks<36>) == 4040, "layout");
 
 }  // namespace mp
 
 GDS_KERNEL(mp_unpack_1, mp::Unpack<1>, p) { mp::unpack(p); }
 GDS_KERNEL(mp_unpack_30, mp::Unpack<30>, p) { mp::unpack(p); }
 GDS_KERNEL(mp_unpack_all_8, mp::Unpacks<8>, p) { mp::run_all<mp::unpack<1>>(p); }
-GDS_KERNEL(mp_unpack_all_39, mp::Unpacks<39>, p) { mp::run_all<mp::unpack<1>>(p); }
+GDS_KERNEL(mp_unpack_all_36, mp::Unpacks<36>, p) { mp::run_all<mp::unpack<1>>(p); }

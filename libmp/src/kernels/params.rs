@@ -48,15 +48,18 @@ pub(crate) struct Unpack<const N: usize> {
     pub staging: u64,
     /// The flagged room of a FLAGGED message; or 0.
     pub flagged: u64,
+    /// A 64-bit word in device memory of the sender, which its kernels poll: set to `number`
+    /// once the payload was read; or 0.
+    pub credit: u64,
     /// Bytes of the slot.
     pub slot: u32,
     /// The low half of the message's number; its low 16 bits are compared.
     pub seq: u32,
     /// Segments in use, from the first.
     pub segments: u32,
-    /// 1: the kernel polls for the word, and for the message in the flagged room; 0: the word has arrived when the kernel runs. [`LATER`]: it
-    /// has arrived, and `payload` is the address of a word with the address of the payload, or with
-    /// 0, which no EAGER message has.
+    /// 1: the kernel polls for the word, and for the message in the flagged room; 0: the word has
+    /// arrived when the kernel runs. [`LATER`]: it has arrived, and `payload` is the address of a
+    /// word with the address of the payload, or with 0, which no EAGER message has.
     pub waits: u32,
     /// The message's number.
     pub number: u64,
@@ -134,9 +137,20 @@ pub(crate) struct Stamp<const N: usize> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
 #[repr(C)]
 pub(crate) struct Flag {
-    /// A 32-bit word: no word is stored if it is not 0.
-    pub failed: u64,
-    /// The 64-bit word that is set to `serial` when the message is written.
+    /// A 64-bit word in device memory that a kernel of the receiver sets to the number of the message
+    /// that it has taken in the slot; or 0.
+    pub credit: u64,
+    /// A word of the wire format in host memory that the receiver sets likewise, in runs; or 0: the
+    /// slot is free. The kernel waits until one of both words has reached `before`. If it then has the failure of a lost peer, the kernel does nothing.
+    pub taken: u64,
+    /// The number of the message before in the slot; `taken` has its low 16 bits.
+    pub before: u64,
+    /// A 64-bit word, or 0: the kernel waits until it has reached `last`. Another stream has then
+    /// stored the words of the message before.
+    pub after: u64,
+    /// See `after`.
+    pub last: u64,
+    /// The 64-bit word that is set to `serial` when the message and its words are written.
     pub done: u64,
     /// See `done`.
     pub serial: u64,
@@ -257,11 +271,11 @@ impl Unpack<SEGMENTS> {
     }
 }
 
-layout!(Unpack { 88 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
+layout!(Unpack { 96 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
-const _: () = assert!(size_of::<Unpack<1>>() == 104 && size_of::<Unpack<SEGMENTS>>() == 568);
+const _: () = assert!(size_of::<Unpack<1>>() == 112 && size_of::<Unpack<SEGMENTS>>() == 576);
 const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
-const _: () = assert!(size_of::<Flag>() == 72 && align_of::<Flag>() == 8);
+const _: () = assert!(size_of::<Flag>() == 104 && align_of::<Flag>() == 8);
 const _: () = assert!(size_of::<Pieces>() == 72 && align_of::<Pieces>() == 8);
 const _: () = assert!(size_of::<Moves>() == 16 && align_of::<Moves>() == 8);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

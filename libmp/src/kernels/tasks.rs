@@ -4,7 +4,7 @@
 //! `device/mp_tasks.hpp` declares.
 
 use gdsync::Stream;
-use gdsync::gpu::{Dims, Kernel};
+use gdsync::gpu::{Dims, Kernel, Word64};
 use zerocopy::IntoBytes;
 
 use super::{Flag, Kernels, PUTS, Puts, Stamp, Unpack};
@@ -49,9 +49,17 @@ impl Kernels {
         tasks: impl Iterator<Item = &'t Unpack<1>>,
     ) -> Result<()> {
         let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1 && task.waits != 1));
-        let kernels = [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_39];
+        let kernels = [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_36];
         // SAFETY: the kernels access what `Unpack` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.copying, tasks.map(Unpack::bytes)) }
+        unsafe {
+            self.launch_all(
+                stream,
+                kernels,
+                self.copying,
+                tasks.map(Unpack::bytes),
+                None,
+            )
+        }
     }
 
     /// Enqueues the senders' kernel of messages with at most one work request each: a launch for
@@ -70,7 +78,15 @@ impl Kernels {
         let tasks = tasks.inspect(|task| debug_assert!(task.chunks <= 1));
         let kernels = [&self.stamp_1, &self.stamp_all_8, &self.stamp_all_30];
         // SAFETY: the kernels access what `Stamp` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.patching, tasks.map(Stamp::bytes)) }
+        unsafe {
+            self.launch_all(
+                stream,
+                kernels,
+                self.patching,
+                tasks.map(Stamp::bytes),
+                None,
+            )
+        }
     }
 
     /// Enqueues groups of puts by copies, in any order among each other: a launch for each
@@ -88,26 +104,32 @@ impl Kernels {
     ) -> Result<()> {
         let kernels = [&self.put, &self.put_all_8, &self.put_all_63];
         // SAFETY: the kernels access what `Puts` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.copying, tasks.map(Puts::bytes)) }
+        unsafe { self.launch_all(stream, kernels, self.copying, tasks.map(Puts::bytes), None) }
     }
 
     /// Enqueues messages to flagged rooms, in any order among each other: a launch for each [`FLAGS`]
-    /// messages.
+    /// messages. If one of them waits, `passed` are the word and the value that show that the waits
+    /// are over.
     ///
     /// # Safety
     /// As for [`Kernels::unpack`], with [`Flag`], with all `tasks`.
     ///
     /// # Errors
     /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
-    pub unsafe fn flag_all(&self, stream: &Stream, tasks: &[Flag]) -> Result<()> {
-        let kernels = [&self.flag, &self.flag_all_8, &self.flag_all_56];
+    pub unsafe fn flag_all(
+        &self,
+        stream: &Stream,
+        tasks: &[Flag],
+        passed: Option<(&Word64, u64)>,
+    ) -> Result<()> {
+        let kernels = [&self.flag, &self.flag_all_8, &self.flag_all_39];
         let tasks = tasks.iter().map(Flag::as_bytes);
         // SAFETY: the kernels access what `Flag` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.copying, tasks) }
+        unsafe { self.launch_all(stream, kernels, self.copying, tasks, passed) }
     }
 
     /// Enqueues tasks of equal length. `kernels`: for one task, for few, and for most; `block`: the
-    /// dimensions of one.
+    /// dimensions of one; `passed`: as in [`Stream::launch_waiting`], if a task waits.
     ///
     /// # Safety
     /// Those of the kernels, with the parameters of the tasks.
@@ -117,6 +139,7 @@ impl Kernels {
         [one, few, large]: [&Kernel; 3],
         block: Dims,
         tasks: impl Iterator<Item = &'t [u8]>,
+        passed: Option<(&Word64, u64)>,
     ) -> Result<()> {
         let mut tasks = tasks.peekable();
         let mut args = [0_u64; BYTES / 8];
@@ -137,7 +160,12 @@ impl Kernels {
             let blocks = self.blocks.min(count as u32);
             let dims = Dims::linear(blocks, block.block[0]);
             // SAFETY: the caller's promise; the parameters have the layout of the kernel.
-            unsafe { stream.launch(kernel, dims, args) }?;
+            unsafe {
+                match passed {
+                    None => stream.launch(kernel, dims, args)?,
+                    Some(passed) => stream.launch_waiting(kernel, dims, args, passed)?,
+                }
+            }
         }
         Ok(())
     }

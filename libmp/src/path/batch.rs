@@ -16,6 +16,11 @@ pub(crate) enum Put {
 }
 
 impl Put {
+    /// Whether its kernel waits for the credit of its message, so that the stream does not.
+    pub fn takes_credit(&self) -> bool {
+        matches!(self, Put::Copy(put) if put.is_flagged())
+    }
+
     /// Whether it is a copy.
     pub fn is_copy(&self) -> bool {
         matches!(self, Put::Copy(_))
@@ -202,10 +207,11 @@ impl<'q, const N: usize> Batch<'q, N> {
         to: [Span; 2],
         number: u64,
         lines: u64,
+        credit: copy::Credit,
     ) -> Result<Put> {
         let made = match to {
             [Span::Copy(room), Span::Copy(pair)] => by_copy(self.lane, |lane| {
-                lane.flag(piece.map(Piece::copy), [room, pair], number, lines)
+                lane.flag(piece.map(Piece::copy), [room, pair], number, lines, credit)
             }),
             _ => Err(foreign(PREPARE)),
         };

@@ -77,6 +77,11 @@ impl Lane {
         self.copy.as_ref()?.done_word(put.copy()?)
     }
 
+    /// The word that is set to a value when a copy is done, posted or not.
+    pub fn end_of(&self, put: Put) -> Option<(&Word64, u64)> {
+        Some(self.copy.as_ref()?.end_of(put.copy()?))
+    }
+
     /// Whether a kernel may poll for what arrives through this lane by `path`: words of the NIC, or
     /// messages in `flagged` rooms.
     pub fn may_spin(&self, path: Path, flagged: bool) -> bool {

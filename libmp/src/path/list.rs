@@ -67,18 +67,6 @@ impl<'a, const N: usize> List<'a, N> {
         self.wait(word, word::threshold(number), flush);
     }
 
-    /// Appends what a stream does before a message: a wait until a word has reached a value, and a
-    /// store of a value.
-    #[inline]
-    pub fn lead_in(&mut self, [wait, store]: [Option<(&'a Word64, u64)>; 2]) {
-        if let Some((word, value)) = wait {
-            self.wait(word, value, false);
-        }
-        if let Some((word, value)) = store {
-            self.store(word, value);
-        }
-    }
-
     /// Appends a store of `value`.
     pub fn store(&mut self, word: &'a Word64, value: u64) {
         self.push(Descriptor::write_value(word, value));

@@ -42,6 +42,11 @@ impl<'a> Item<'a> {
         }
     }
 
+    /// Whether the stream waits at it for a word.
+    fn waits(&self) -> bool {
+        matches!(self, Item::Wait { .. }) || self.copy().is_some_and(|put| put.waits)
+    }
+
     fn descriptor(self) -> Result<Option<Descriptor<'a>>> {
         let queued = |put: Put| put.nic().ok_or_else(|| foreign("post list"));
         Ok(Some(match self {
@@ -88,9 +93,8 @@ impl Lists {
             queues.extend(nic.as_mut().map(nic::Lane::queue));
             copies.extend(copy.as_deref_mut());
         }
-        let waits = |item: &&Item<'_>| matches!(item, Item::Wait { .. });
         let mut behind = items.iter().skip_while(|item| item.copy().is_none());
-        let posted = match behind.any(|item| waits(&item)) {
+        let posted = match behind.any(Item::waits) {
             true => stream
                 .hold_wait(|| self.enqueue(stream, &mut queues, &mut copies, items))
                 .map_err(Error::from)

@@ -40,7 +40,7 @@ use crate::kernels::Kernels;
 
 pub(crate) use batch::{Batch, Put};
 pub use choice::PathChoice;
-pub(crate) use copy::Flagged;
+pub(crate) use copy::{Credit, Exported};
 pub(crate) use ipc::{Named, Shared, export, keys_in, refused};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};

@@ -196,7 +196,23 @@ impl Channels {
     ) -> Result<()> {
         let channel = self.send_channel(setup, (tag, false), COUNTERPARTS, out)?;
         channel.open(mailbox, rooms)?;
-        channel.open_flagged(flagged, flags)
+        channel.open_flagged(flagged, flags)?;
+        let made = channel.make_credits(setup.paths);
+        out.extend(made.map(|(record, offset)| Control::Credits {
+            tag,
+            block: vec![record],
+            offset,
+        }));
+        Ok(())
+    }
+
+    /// Handles `Credits`: the peer, which sends under `tag`, has named its credits.
+    pub fn peer_credits(&mut self, tag: u32, memory: &[Record], offset: u64) -> Result<()> {
+        match self.recvs.get_mut(&tag) {
+            Some(channel) => channel.open_credits(memory, offset),
+            // It was retired.
+            None => Ok(()),
+        }
     }
 
     /// Whether the peer waits for a mailbox.

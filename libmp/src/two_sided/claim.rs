@@ -247,6 +247,7 @@ pub(super) fn unpack<const N: usize>(
         capacity: common.len,
         staging: (receive.staging.as_ref()).map_or(0, |m| m.region().addr().0),
         flagged: channel.flagged_addr(number),
+        credit: channel.credit_addr(number),
         slot: channel.shape.room() as u32,
         seq: number as u32,
         segments: segments.len() as u32,

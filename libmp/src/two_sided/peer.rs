@@ -321,6 +321,9 @@ impl Peer {
                 self.channels
                     .peer_receives(setup, *tag, memory, *flags, out)?;
             }
+            Control::Credits { tag, block, offset } => {
+                self.channels.peer_credits(*tag, block, *offset)?;
+            }
             Control::Retire { tag, next } => {
                 let link = &mut self.link;
                 // Whether no ready word is in flight to the peer's memory.

@@ -12,7 +12,7 @@ use super::packed::staged;
 use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
-use crate::path::{Lane, List, MOST_BYTES, uncaptured};
+use crate::path::{Lane, List, MOST_BYTES, Put, uncaptured};
 use crate::request::entry::{
     Common, Entry, Late, Operation, Outgoing, Segments, SendState, Waiter,
 };
@@ -181,8 +181,11 @@ impl Engine {
         let lent = lent(stream)?;
         let stream = &*lent;
         uncaptured(stream, POST)?;
-        let mut list = List::<6>::new();
-        list.lead_in(channel.lead_in(common.number, !common.large)?);
+        let mut list = List::<7>::new();
+        let by_kernel = common.puts.iter().flatten().any(Put::takes_credit);
+        let (number, short) = (common.number, !common.large);
+        let lead_in = channel.lead_in(number, short, stream.id(), by_kernel)?;
+        lead_in.add_to(&mut list);
         list.put(common.puts.iter().flatten().copied());
         let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
         if let Some((pieces, staging)) = staged(send.packed.as_deref(), common) {

@@ -3,11 +3,11 @@
 //! completes, and a list with the puts of these sends. Sends of several work requests and of strided
 //! pieces have kernels of their own. If a part is refused, no request is posted.
 
-use gdsync::gpu::Word64;
+use gdsync::gpu::{WeakStream, Word64};
 use gdsync::{Status, Stream};
 
 use super::bind::{is_bound, unbind};
-use super::channel::SendChannel;
+use super::channel::{LeadIn, SendChannel};
 use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::packed::staged;
@@ -300,8 +300,9 @@ impl Engine {
         }
         let (common, send, channel, link) = state.outgoing(key)?;
         let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
+        let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
         let known = match common.large && send.late.is_none() {
-            true => channel.known_place(number, len),
+            true => channel.known_place(number, len, stream),
             false => None,
         };
         let stamped = (common.large || send.late.is_some()) && known.is_none();
@@ -314,8 +315,10 @@ impl Engine {
             // The receive is posted, so its slot is free.
             Some(place) => direct(&mut batch, channel, number, segments, len, place)?,
             None => {
-                lead_in(channel, number, true, &mut posts.front)?;
-                by_stream(&mut batch, channel, number, segments, len)?
+                let last = by_stream(&mut batch, channel, number, segments, len, stream)?;
+                let by_kernel = last.takes_credit();
+                lead_in(channel, number, true, stream, by_kernel, &mut posts.front)?;
+                last
             }
         };
         let at = LaneId { rank, lane };
@@ -334,7 +337,15 @@ impl Engine {
         self.kernels(POST)?;
         let (common, _, channel, link) = state.outgoing(posts.members[member].key)?;
         let (number, rank, lane) = (common.number, common.peer, common.poster.lane);
-        lead_in(channel, number, !common.large, &mut posts.front)?;
+        let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
+        lead_in(
+            channel,
+            number,
+            !common.large,
+            stream,
+            false,
+            &mut posts.front,
+        )?;
         if common.large {
             let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
             announce(&mut batch, channel, number, common.len)?;
@@ -353,6 +364,7 @@ impl Engine {
         let (common, send, channel, link) = state.outgoing(key)?;
         let (rank, lane) = (common.peer, common.poster.lane);
         let (number, len, large) = (common.number, common.len, common.large);
+        let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
         let segments = common.segments.as_slice();
         let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
         let stamped = large || send.late.is_some();
@@ -361,7 +373,7 @@ impl Engine {
                 channel.make_stamps(&self.paths)?;
                 unstamped(&mut batch, channel, number, large, segments, len)?
             }
-            false => by_stream(&mut batch, channel, number, segments, len)?,
+            false => by_stream(&mut batch, channel, number, segments, len, stream)?,
         };
         let at = LaneId { rank, lane };
         keep(batch.all(), at, &mut posts.made, &mut posts.back);
@@ -574,9 +586,17 @@ fn keep(
 }
 
 /// Appends what the stream does before a message.
-fn lead_in(channel: &SendChannel, number: u64, short: bool, parts: &mut Vec<Part>) -> Result<()> {
-    let [wait, store] = channel.lead_in(number, short)?;
-    parts.extend(wait.map(|(word, value)| Part::Wait(word.clone(), value)));
+fn lead_in(
+    channel: &SendChannel,
+    number: u64,
+    short: bool,
+    stream: u64,
+    by_kernel: bool,
+    parts: &mut Vec<Part>,
+) -> Result<()> {
+    let LeadIn { waits, store } = channel.lead_in(number, short, stream, by_kernel)?;
+    let waits = waits.into_iter().flatten();
+    parts.extend(waits.map(|(word, value)| Part::Wait(word.clone(), value)));
     parts.extend(store.map(|(word, value)| Part::Store(word.clone(), value)));
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! How a send gets its number and its puts (payload and words), and how a send by the CPU advances.
 
+use gdsync::gpu::WeakStream;
 use gdsync::{Status, Stream};
 
 use super::channel::{SendChannel, WINDOW};
@@ -66,7 +67,7 @@ pub(super) fn plain<const N: usize>(
     put_stamp(batch, channel, number, WordKind::Eager, len)
 }
 
-/// As [`plain`], for a message that a stream posts: it goes to a flagged room if it has at
+/// As [`plain`], for a message that the stream with this identifier posts: it goes to a flagged room if it has at
 /// most one segment and the peer has such rooms.
 #[inline]
 pub(super) fn by_stream<const N: usize>(
@@ -75,10 +76,11 @@ pub(super) fn by_stream<const N: usize>(
     number: u64,
     segments: &[Slice],
     len: u64,
+    stream: u64,
 ) -> Result<Put> {
     if let [] | [_] = segments {
         let piece = segments.first().map(Slice::piece);
-        if let Some(put) = channel.put_flagged(batch, number, piece)? {
+        if let Some(put) = channel.put_flagged(batch, number, piece, stream)? {
             return Ok(put);
         }
     }
@@ -106,8 +108,10 @@ fn post_short(
     channel: &SendChannel,
     number: u64,
 ) -> Result<()> {
-    let mut list = List::<5>::new();
-    list.lead_in(channel.lead_in(number, true)?);
+    let mut list = List::<6>::new();
+    let by_kernel = batch.all().any(|put| put.takes_credit());
+    let lead_in = channel.lead_in(number, true, stream.id(), by_kernel)?;
+    lead_in.add_to(&mut list);
     list.put(batch.all());
     list.post(stream, Some(batch.lane()))
 }
@@ -221,7 +225,8 @@ impl Engine {
             // Pieces are gathered when the request is posted.
             if post && !large && send.late.is_none() && send.packed.is_none() {
                 let mut batch = Batch::short(lane);
-                let stamp = by_stream(&mut batch, channel, number, spec.segments, len)?;
+                let stamp =
+                    by_stream(&mut batch, channel, number, spec.segments, len, stream.id())?;
                 if let Err(e) = post_short(stream, &mut batch, channel, number) {
                     batch.undo();
                     return Err(e);
@@ -250,8 +255,9 @@ impl Engine {
     ) -> Result<()> {
         let (number, len, large) = (common.number, common.len, common.large);
         let segments = common.segments.as_slice();
+        let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
         let known = match now && large && send.late.is_none() {
-            true => channel.known_place(number, len),
+            true => channel.known_place(number, len, stream),
             false => None,
         };
         if let Some(place) = known {
@@ -273,7 +279,7 @@ impl Engine {
             channel.late(send).behind.extend(behind);
         } else {
             let mut batch = Batch::short(lane);
-            by_stream(&mut batch, channel, number, segments, len)?;
+            by_stream(&mut batch, channel, number, segments, len, stream)?;
             common.puts = batch.first_three();
         }
         Ok(())
@@ -300,7 +306,7 @@ impl Engine {
             return Ok(false);
         };
         let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
-        if channel.blocked_by(number).is_some() {
+        if channel.blocked_by(number).is_some() || channel.sent_before(number, None).is_some() {
             return Ok(false);
         }
         let mut batch = Batch::new(lane);

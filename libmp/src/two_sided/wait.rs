@@ -198,6 +198,10 @@ impl Engine {
                 let Some(lane) = lane else {
                     return Err(no_lane(WAIT_ON, rank));
                 };
+                if poster == Some(stream.id()) && put.is_copy() {
+                    // A kernel in front of this call executes it.
+                    return uncaptured(stream, WAIT_ON);
+                }
                 // The wait, and the event behind it that shows when the stream has passed.
                 stream.check_room(2)?;
                 lane.wait_on(stream, put, flush)

@@ -198,6 +198,8 @@ impl Engine {
                     return Err(no_lane(WAIT_ON, at.rank));
                 };
                 match lane.done_word(put) {
+                    // A kernel in front of this call executes it.
+                    _ if put.is_copy() && poster == Some(stream.id()) => {}
                     Some((word, value)) => waits.words.push((word.clone(), value, flush)),
                     None if put.is_copy() => {}
                     None => waits.puts.push((at, put, flush)),

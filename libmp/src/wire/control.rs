@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 9;
+pub const VERSION: u16 = 10;
 
 /// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +120,16 @@ pub enum Control {
         flags: Flags,
         /// Its layout.
         shape: Shape,
+    },
+    /// The sender of messages under a tag has credits in device memory: the reader's kernels set the
+    /// word of a slot to the number of the message that they have taken.
+    Credits {
+        /// The tag.
+        tag: u32,
+        /// The memory, one record for each path.
+        block: Vec<Record>,
+        /// Their offset in it.
+        offset: u64,
     },
     /// The sender does not need the channel to the reader under a tag: all its messages were taken.
     Retire {
@@ -232,6 +242,7 @@ impl Control {
             Control::Memory(export) => (18, u8::from(export.host)),
             Control::Mapped { place, .. } => (19, u8::from(place.is_some())),
             Control::Released { .. } => (20, 0),
+            Control::Credits { .. } => (21, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -263,6 +274,11 @@ impl Control {
                 put(&mut b, flagged);
                 b.extend(flags.offset.to_le_bytes());
                 b.extend(flags.from.to_le_bytes());
+            }
+            Control::Credits { tag, block, offset } => {
+                b.extend(tag.to_le_bytes());
+                put(&mut b, block);
+                b.extend(offset.to_le_bytes());
             }
             Control::Retire { tag, next } => {
                 b.extend(tag.to_le_bytes());
@@ -332,7 +348,9 @@ impl Control {
     /// The blocks that name memory of the sender to the reader.
     pub fn blocks(&self) -> [&[Record]; 3] {
         match self {
-            Control::Sends { block, .. } | Control::Window { block, .. } => [block, &[], &[]],
+            Control::Sends { block, .. }
+            | Control::Credits { block, .. }
+            | Control::Window { block, .. } => [block, &[], &[]],
             Control::Receives {
                 block,
                 rooms,
@@ -347,9 +365,9 @@ impl Control {
     /// As [`Control::blocks`], to change them.
     pub fn blocks_mut(&mut self) -> [Option<&mut Vec<Record>>; 3] {
         match self {
-            Control::Sends { block, .. } | Control::Window { block, .. } => {
-                [Some(block), None, None]
-            }
+            Control::Sends { block, .. }
+            | Control::Credits { block, .. }
+            | Control::Window { block, .. } => [Some(block), None, None],
             Control::Receives {
                 block,
                 rooms,
@@ -480,6 +498,11 @@ impl Control {
                 Control::Mapped { key, place }
             }
             20 => Control::Released { key: r.u32()? },
+            21 => Control::Credits {
+                tag: r.u32()?,
+                block: r.records()?,
+                offset: r.u64()?,
+            },
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
                 return Err(malformed(what));
@@ -662,6 +685,11 @@ mod tests {
                 place: None,
             },
             Control::Released { key: u32::MAX },
+            Control::Credits {
+                tag: 3,
+                block: vec![Record::new(2, &[1; 20])],
+                offset: 64,
+            },
         ];
         for message in all {
             let bytes = message.encode();

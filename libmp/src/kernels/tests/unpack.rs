@@ -48,6 +48,7 @@ pub(super) fn receive_into<const N: usize>(
         capacity: segments.iter().map(|(_, len)| *len as u64).sum(),
         staging: 0,
         flagged: 0,
+        credit: 0,
         slot: slot as u32,
         seq: SEQ,
         segments: segments.len() as u32,

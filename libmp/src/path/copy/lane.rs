@@ -33,12 +33,31 @@ pub(crate) struct Put {
     pub(super) large: bool,
     /// A message to a flagged room, which only a stream posts.
     pub(super) flagged: bool,
+    /// Its kernel waits until the slot of the message is free.
+    pub(in crate::path) waits: bool,
     serial: u64,
+}
+
+/// What the kernel of a message to a flagged room waits for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Credit {
+    /// As [`Flag::credit`], [`Flag::taken`] and [`Flag::before`].
+    pub credit: u64,
+    pub taken: u64,
+    pub before: u64,
+    /// As [`Flag::after`] and [`Flag::last`].
+    pub after: u64,
+    pub last: u64,
 }
 
 impl Put {
     pub(super) fn slot(self) -> usize {
         self.slot.into()
+    }
+
+    /// Whether it is a message to a flagged room.
+    pub fn is_flagged(self) -> bool {
+        self.flagged
     }
 
     pub(super) fn serial(self) -> u64 {
@@ -244,6 +263,7 @@ impl Lane {
             words,
             large: !words && slot.len >= LARGE,
             flagged: false,
+            waits: false,
             serial: self.count,
         }
     }
@@ -278,6 +298,7 @@ impl Lane {
         [room, pair]: [Span; 2],
         number: u64,
         lines: u64,
+        credit: Credit,
     ) -> Result<Put> {
         let at = self.take()?;
         let from = &mut self.slots[at].from;
@@ -288,6 +309,11 @@ impl Lane {
         let put = self.begin(at, room, true);
         let slot = &mut self.slots[at];
         slot.flag = Flag {
+            credit: credit.credit,
+            taken: credit.taken,
+            before: credit.before,
+            after: credit.after,
+            last: credit.last,
             from: piece.map_or(0, |piece| piece.addr()),
             room: room.addr,
             pair: pair.addr,
@@ -298,8 +324,14 @@ impl Lane {
         };
         Ok(Put {
             flagged: true,
+            waits: credit.taken != 0 || credit.after != 0,
             ..put
         })
+    }
+
+    /// The word that is set to a value when a put is done, posted or not.
+    pub fn end_of(&self, put: Put) -> (&Word64, u64) {
+        (self.wqes.done(put.slot()), put.serial)
     }
 
     /// Prepares a get: a copy of the `len` bytes at `from` to `into`, after all earlier puts.
@@ -387,6 +419,10 @@ impl Lane {
         slot.state = PutState::Free;
         slot.from.clear();
         self.next = put.slot();
+        if put.flagged {
+            // A later message may wait for it. Pinned memory, which the CPU reaches: it cannot fail.
+            let _ = self.wqes.done(put.slot()).store(put.serial);
+        }
         Ok(())
     }
 

@@ -8,7 +8,7 @@
 //! launches in the stream's order. The CPU copies its puts when it posts them, a large put in
 //! parts.
 
-mod flagged;
+mod exported;
 mod lane;
 mod memory;
 mod stream;
@@ -24,9 +24,9 @@ use gdsync::gpu::Region;
 
 use crate::kernels::Kernels;
 
-pub(crate) use flagged::Flagged;
-use flagged::Slabs;
-pub(crate) use lane::{AT_ONCE, Lane, Put, ROUND};
+pub(crate) use exported::Exported;
+use exported::Slabs;
+pub(crate) use lane::{AT_ONCE, Credit, Lane, Put, ROUND};
 use memory::Table;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub(crate) use stream::{Item, Tasks, launches, post_puts};

@@ -38,6 +38,15 @@ impl Item {
             Item::Wait | Item::Other => None,
         }
     }
+
+    /// Whether the stream waits at it.
+    fn waits(&self) -> bool {
+        match self {
+            Item::Put(put) => put.waits,
+            Item::Wait => true,
+            Item::Other => false,
+        }
+    }
 }
 
 /// The parameters of launches: buffers that are kept from list to list.
@@ -127,11 +136,13 @@ pub(crate) fn post_puts(
     }
     let (bare, announced) = tasks.split_at(bare);
     let mut launched = false;
+    let waiting = puts.iter().rev().find(|put| put.waits);
+    let passed = waiting.and_then(|put| Some(of(lanes, &[*put])?.end_of(*put)));
     let mut enqueue = || -> Result<()> {
-        // SAFETY: the words belong to the lane, which the context keeps; the source was alive when
-        // the message was prepared, and its memory stays accessible as that of other puts, below.
-        // The room and the pair are in memory of the peer that is mapped here.
-        unsafe { kernels.flag_all(stream, flags)? };
+        // SAFETY: the words belong to the lane and the channel, which the context keeps; the source
+        // was alive when the message was prepared, and its memory stays accessible as that of other
+        // puts, below. The room and the pair are in memory of the peer that is mapped here.
+        unsafe { kernels.flag_all(stream, flags, passed)? };
         launched |= !flags.is_empty();
         for put in puts.iter().filter(large) {
             let Some(lane) = of(lanes, &[*put]) else {
@@ -225,7 +236,7 @@ impl Lane {
         ready(stream, &[&mut *self])?;
         stream.check_room(list.len() as u32)?;
         let mut behind = items.iter().skip_while(|item| !item.is_put());
-        match behind.any(|item| matches!(item, Item::Wait)) {
+        match behind.any(Item::waits) {
             true => stream.hold_wait(|| self.enqueue(stream, list, items))?,
             false => self.enqueue(stream, list, items),
         }
@@ -261,7 +272,6 @@ impl Lane {
     /// The task of a message to a flagged room.
     fn flag_task(&self, put: Put) -> Flag {
         Flag {
-            failed: self.wqes.failed().addr().0,
             done: self.wqes.done(put.slot()).addr().0,
             serial: put.serial(),
             ..self.slots[put.slot()].flag

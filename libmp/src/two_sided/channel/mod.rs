@@ -4,8 +4,10 @@
 //! it also has *rooms*, one for each slot. It makes them when a receive of at most the eager limit
 //! is prepared, or when the sender asks, before its first eager message. For eager messages from
 //! stream to stream by `Path::Ipc` it has *flagged rooms* in device memory, which the first such
-//! receive of a stream makes. The sender has a *return block*: for each slot the address of the receive (`place`), whether it is posted (`ready`) and
-//! whether its message was taken (`taken`). Message n uses slot n modulo the depth on both sides,
+//! receive of a stream makes. The sender has a *return block*: for each slot the address of the
+//! receive (`place`), whether it is posted (`ready`) and whether its message was taken (`taken`). A
+//! sender to flagged rooms also has *credits* in device memory, which its kernels poll: for each slot
+//! the number of the message that a kernel of the receiver has taken last. Message n uses slot n modulo the depth on both sides,
 //! for every poster and every taker. So messages need no matching while they move: the n-th send
 //! under a tag matches the n-th receive.
 
@@ -30,6 +32,7 @@ use credits::Credits;
 pub(crate) use credits::Run;
 pub(crate) use numbers::{Numbers, WINDOW};
 use receiving::Receiving;
+pub(crate) use sending::LeadIn;
 use sending::Sending;
 
 /// Bytes of a slot's words in the mailbox.
@@ -56,6 +59,11 @@ impl Shape {
 
     fn flagged_len(&self) -> usize {
         self.slots() * self.flagged_room()
+    }
+
+    /// Bytes of the credits in device memory.
+    fn credits_len(&self) -> usize {
+        self.slots() * 8
     }
 
     pub(crate) fn mailbox_len(&self) -> usize {
@@ -160,6 +168,15 @@ fn adopt<T: Copy + PartialEq>(known: &mut Option<T>, memory: T) -> Result<()> {
     }
     *known = Some(memory);
     Ok(())
+}
+
+/// Checks that 64-bit words at an offset of memory of the peer are aligned.
+fn check_aligned(memory: &Remote, offset: u64, name: &str) -> Result<()> {
+    if memory.addr().wrapping_add(offset).is_multiple_of(8) {
+        return Ok(());
+    }
+    let what = format!("the peer announced {name} that are not aligned to 8 bytes");
+    Err(Error::new("open channel", Kind::Protocol, what))
 }
 
 #[inline]

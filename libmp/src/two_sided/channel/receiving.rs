@@ -4,9 +4,11 @@
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
-use super::{Channel, Credits, PAIR, RecvChannel, WINDOW, not_open, store_failure};
+use super::{
+    Channel, Credits, PAIR, RecvChannel, WINDOW, adopt, check_aligned, not_open, store_failure,
+};
 use crate::error::Result;
-use crate::path::{Flagged, Keys, Path, Paths, Put, Rights, Span};
+use crate::path::{Exported, Keys, Path, Paths, Put, Remote, Rights, Span};
 use crate::request::table::RequestKey;
 use crate::wire::control::{Flags, Shape};
 use crate::wire::flag;
@@ -26,9 +28,12 @@ pub(crate) struct Receiving {
     pub(super) rooms: Option<Keys>,
     /// The rooms for eager messages that streams exchange by `Path::Ipc`, and the number of the first
     /// message that may use them.
-    flagged: Option<(Flagged, u64)>,
+    flagged: Option<(Exported, u64)>,
     /// Whether it was tried to make them.
     tried_flagged: bool,
+    /// The sender's credits, and their offset: for each slot, the number that kernels of this rank
+    /// have taken last.
+    sender_credits: Option<(Remote, u64)>,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
     /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next
@@ -52,6 +57,7 @@ impl RecvChannel {
             rooms: None,
             flagged: None,
             tried_flagged: false,
+            sender_credits: None,
             receives: vec![None; shape.slots()],
             ready_puts: vec![None; shape.slots()],
             credits: Credits::default(),
@@ -91,8 +97,9 @@ impl RecvChannel {
     pub fn make_flagged(&mut self, paths: &Paths) -> bool {
         self.side.tried_flagged = true;
         let from = self.numbers.next();
-        let made = paths.copier().flagged(self.shape.flagged_len());
-        match made.and_then(|rooms| rooms.clear(from).map(|()| rooms)) {
+        let made = paths.copier().exported(self.shape.flagged_len());
+        let clear = |rooms: &Exported| rooms.write(&flag::before(from, rooms.len()));
+        match made.and_then(|rooms| clear(&rooms).map(|()| rooms)) {
             Ok(rooms) => self.side.flagged = Some((rooms, from)),
             Err(e) => tracing::debug!(target: "mp", "messages use rooms in host memory: {e}"),
         }
@@ -101,7 +108,7 @@ impl RecvChannel {
 
     /// The flagged rooms and the offset of that of message `number`; `None`: no message `number` is
     /// in one.
-    fn flagged(&self, number: u64) -> Option<(&Flagged, usize)> {
+    fn flagged(&self, number: u64) -> Option<(&Exported, usize)> {
         let (rooms, from) = self.side.flagged.as_ref()?;
         let at = self.numbers.slot(number) * self.shape.flagged_room();
         (number >= *from).then_some((rooms, at))
@@ -116,6 +123,22 @@ impl RecvChannel {
     #[inline]
     pub fn flagged_addr(&self, number: u64) -> u64 {
         self.flagged(number).map_or(0, |(rooms, at)| rooms.addr(at))
+    }
+
+    /// Sets the sender's credits.
+    pub fn open_credits(&mut self, memory: &[Record], offset: u64) -> Result<()> {
+        let memory = Remote::any(self.path, memory)?;
+        memory.span(offset as usize, self.shape.credits_len())?;
+        check_aligned(&memory, offset, "credits")?;
+        adopt(&mut self.side.sender_credits, (memory, offset))
+    }
+
+    /// The address of the sender's credit for the slot of message `number`, for kernels, or 0.
+    #[inline]
+    pub fn credit_addr(&self, number: u64) -> u64 {
+        let at = (self.numbers.slot(number) * 8) as u64;
+        let credits = self.side.sender_credits.as_ref();
+        credits.map_or(0, |(memory, offset)| memory.addr() + offset + at)
     }
 
     /// The payload of message `number`, of `len` bytes, in its flagged room; `None` while a part is

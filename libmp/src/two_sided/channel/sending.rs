@@ -3,10 +3,10 @@
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
-use super::{Channel, PAIR, SendChannel, WINDOW, adopt, span, store_failure};
-use crate::error::{Error, Kind, Result};
+use super::{Channel, PAIR, SendChannel, WINDOW, adopt, check_aligned, span, store_failure};
+use crate::error::Result;
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, Keys, Paths, Piece, Put, Remote, Rights, Span};
+use crate::path::{Batch, Credit, Exported, Keys, List, Paths, Piece, Put, Remote, Rights, Span};
 use crate::request::entry::{Late, Outgoing};
 use crate::wire::control::{Flags, Shape};
 use crate::wire::flag;
@@ -34,6 +34,10 @@ pub(crate) struct Sending {
     flagged: Option<(Remote, Flags)>,
     /// By slot: the message that last wrote every line of its flagged room; empty before the first.
     whole: Vec<u64>,
+    /// By slot: the number that kernels of the receiver have taken last, in device memory.
+    credits: Option<Exported>,
+    /// By slot: the last message to its flagged room; empty before the first.
+    sent: Vec<Option<Sent>>,
     /// By slot: the receive is posted.
     ready: Vec<Word64>,
     /// Stamps that kernels write and the NIC reads; allocated on first use.
@@ -41,6 +45,42 @@ pub(crate) struct Sending {
     /// The late fields of sends that have ended, empty, with their memory.
     #[expect(clippy::vec_box, reason = "the boxes are memory that is kept as well")]
     lates: Vec<Box<Late>>,
+}
+
+/// What a stream does before a message: waits until words reach values, then a store of a value.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct LeadIn<'a> {
+    pub waits: [Option<(&'a Word64, u64)>; 2],
+    pub store: Option<(&'a Word64, u64)>,
+}
+
+impl<'a> LeadIn<'a> {
+    pub fn add_to<const N: usize>(self, list: &mut List<'a, N>) {
+        for (word, value) in self.waits.into_iter().flatten() {
+            list.wait(word, value, false);
+        }
+        if let Some((word, value)) = self.store {
+            list.store(word, value);
+        }
+    }
+}
+
+/// A message to a flagged room. Its kernel stores its words without an order to the credit for it, so
+/// the next words in its slot are stored behind it: by the same stream, or once `end` has reached
+/// `serial`.
+struct Sent {
+    number: u64,
+    stream: u64,
+    end: Word64,
+    serial: u64,
+}
+
+impl Sent {
+    fn is_done(&self) -> bool {
+        // Pinned memory, which the CPU reaches: it cannot fail. Acquire: pairs with the release of
+        // the kernel behind the words.
+        self.end.load().unwrap_or(0) >= self.serial
+    }
 }
 
 impl SendChannel {
@@ -54,6 +94,8 @@ impl SendChannel {
             rooms: None,
             flagged: None,
             whole: Vec::new(),
+            credits: None,
+            sent: Vec::new(),
             ready: shape.words(&block, |slot| shape.ready_at(slot))?,
             stamps: None,
             lates: Vec::new(),
@@ -100,11 +142,55 @@ impl SendChannel {
         let memory = Remote::any(self.path, memory)?;
         // All rooms are in the memory.
         memory.span(flags.offset as usize, self.shape.flagged_len())?;
-        if !memory.addr().wrapping_add(flags.offset).is_multiple_of(8) {
-            let what = "the peer announced flagged rooms that are not aligned to 8 bytes";
-            return Err(Error::new("open channel", Kind::Protocol, what));
-        }
+        check_aligned(&memory, flags.offset, "flagged rooms")?;
         adopt(&mut self.side.flagged, (memory, flags))
+    }
+
+    /// Makes the credits in device memory, if the peer has flagged rooms. Returns the record of their
+    /// memory and their offset if it made them. Without them, kernels poll host memory.
+    pub fn make_credits(&mut self, paths: &Paths) -> Option<(Record, u64)> {
+        if self.side.flagged.is_none() || self.side.credits.is_some() {
+            return None;
+        }
+        let made = paths.copier().exported(self.shape.credits_len());
+        // No message in flight is taken: the words are older than all of them.
+        let old = self.numbers.next().wrapping_sub(2 * WINDOW).to_le_bytes();
+        let clear = |credits: &Exported| credits.write(&old.repeat(credits.len() / 8));
+        match made.and_then(|credits| clear(&credits).map(|()| credits)) {
+            Ok(credits) => {
+                let named = (credits.record(), credits.offset() as u64);
+                self.side.credits = Some(credits);
+                Some(named)
+            }
+            Err(e) => {
+                tracing::debug!(target: "mp", "kernels poll for credits in host memory: {e}");
+                None
+            }
+        }
+    }
+
+    /// What the kernel of message `number`, posted by `stream`, waits for.
+    fn credit(&self, number: u64, stream: u64) -> Credit {
+        let slot = self.numbers.slot(number);
+        let mut credit = Credit::default();
+        if let Some((taken, before)) = self.blocked_by(number) {
+            let credits = self.side.credits.as_ref();
+            credit.credit = credits.map_or(0, |credits| credits.addr(8 * slot));
+            (credit.taken, credit.before) = (taken.addr().0, before);
+        }
+        if let Some((end, serial)) = self.sent_before(number, Some(stream)) {
+            (credit.after, credit.last) = (end.addr().0, serial);
+        }
+        credit
+    }
+
+    /// The word and its value behind which the words of message `number` are stored, if the last
+    /// message to the flagged room of its slot is of another poster, and in flight. `stream`: the
+    /// poster, or `None` for the CPU.
+    pub fn sent_before(&self, number: u64, stream: Option<u64>) -> Option<(&Word64, u64)> {
+        let sent = self.side.sent.get(self.numbers.slot(number))?.as_ref()?;
+        let other = sent.number != number && Some(sent.stream) != stream;
+        (other && !sent.is_done()).then_some((&sent.end, sent.serial))
     }
 
     /// Prepares message `number` of at most one piece for the peer's flagged room. `None`: the peer has
@@ -114,6 +200,7 @@ impl SendChannel {
         batch: &mut Batch<'_, N>,
         number: u64,
         piece: Option<Piece<'_>>,
+        stream: u64,
     ) -> Result<Option<Put>> {
         let Some((memory, flags)) = &self.side.flagged else {
             return Ok(None);
@@ -134,11 +221,21 @@ impl SendChannel {
             true => flag::lines(self.shape.room()),
             false => 0,
         };
-        let put = batch.flag(piece, [to, pair], number, lines as u64)?;
+        let credit = self.credit(number, stream);
+        let put = batch.flag(piece, [to, pair], number, lines as u64, credit)?;
+        let (slots, from) = (self.shape.slots(), flags.from);
         if rewrites {
-            let (slots, from) = (self.shape.slots(), flags.from);
             self.side.whole.resize(slots, from);
             self.side.whole[slot] = number;
+        }
+        if let Some((end, serial)) = batch.of_lane().end_of(put) {
+            self.side.sent.resize_with(slots, || None);
+            self.side.sent[slot] = Some(Sent {
+                number,
+                stream,
+                end: end.clone(),
+                serial,
+            });
         }
         Ok(Some(put))
     }
@@ -168,7 +265,9 @@ impl SendChannel {
     /// Whether every message was taken.
     pub fn is_idle(&self) -> bool {
         let mut last = self.numbers.last(self.numbers.next());
-        !self.is_opening() && last.all(|number| self.is_taken(number))
+        let mut sent = self.side.sent.iter().flatten();
+        let taken = last.all(|number| self.is_taken(number));
+        !self.is_opening() && taken && sent.all(Sent::is_done)
     }
 
     /// The word, and the previous message in this slot, for which message `number` has to wait;
@@ -209,27 +308,39 @@ impl SendChannel {
         old.then_some(ready)
     }
 
-    /// What a stream does before message `number`: it waits until a word reaches a value, for
-    /// credit, unless the credit is known to be there. Before a `short` message it also stores a
-    /// value into a stale ready word.
+    /// What a stream does before message `number`: it waits until two words reach a value, for
+    /// credit and for the end of the message before, unless both are known. Before a `short` message
+    /// it also stores a value into a stale ready word. `by_kernel`: the kernel of the message waits.
     #[inline]
-    pub fn lead_in(&self, number: u64, short: bool) -> Result<[Option<(&Word64, u64)>; 2]> {
+    pub fn lead_in(
+        &self,
+        number: u64,
+        short: bool,
+        stream: u64,
+        by_kernel: bool,
+    ) -> Result<LeadIn<'_>> {
         let blocked = self.blocked_by(number);
-        let wait = blocked.map(|(taken, before)| (taken, word::threshold(before)));
         let stale = self.stale(number).filter(|_| short);
-        let store = stale.map(|ready| (ready, word::threshold(number)));
-        if let (None, Some((ready, value))) = (wait, store) {
-            ready.store(value)?;
-            return Ok([None; 2]);
+        if let (None, Some(ready)) = (blocked, stale) {
+            ready.store(word::threshold(number))?;
+            return Ok(LeadIn::default());
         }
-        Ok([wait, store])
+        if by_kernel && stale.is_none() {
+            return Ok(LeadIn::default());
+        }
+        let credit = blocked.map(|(taken, before)| (taken, word::threshold(before)));
+        Ok(LeadIn {
+            waits: [credit, self.sent_before(number, Some(stream))],
+            store: stale.map(|ready| (ready, word::threshold(number))),
+        })
     }
 
     /// The memory of the receive of `number`, if that receive is posted and has room for `len`
-    /// bytes.
-    pub fn known_place(&self, number: u64, len: u64) -> Option<Span> {
+    /// bytes, and `stream` waits for nothing before it writes there.
+    pub fn known_place(&self, number: u64, len: u64, stream: u64) -> Option<Span> {
+        let free = self.sent_before(number, Some(stream)).is_none();
         match self.reply(number)? {
-            (Some(WordKind::Ready), room) if len <= room => self.place(number).ok(),
+            (Some(WordKind::Ready), room) if len <= room && free => self.place(number).ok(),
             _ => None,
         }
     }

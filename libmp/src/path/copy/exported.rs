@@ -1,4 +1,4 @@
-//! Memory of flagged rooms: device memory that ranks of this host map. The rooms of all channels of a
+//! Device memory that ranks of this host map, for flagged rooms and for credits. All channels of a
 //! context share allocations, because a driver exports whole units of memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,12 +7,11 @@ use gdsync::gpu::Region;
 
 use super::{Copier, Keys};
 use crate::error::Result;
-use crate::wire::flag;
 use crate::wire::record::{IPC, Record};
 
 /// Bytes of an allocation: the unit of CUDA drivers.
 const UNIT: usize = 2 << 20;
-/// Alignment of rooms.
+/// Alignment of a channel's part.
 const ALIGN: usize = 64;
 
 /// An allocation.
@@ -28,19 +27,20 @@ pub(super) struct Slabs {
     newest: Mutex<Option<(Arc<Slab>, usize)>>,
 }
 
-/// The flagged rooms of a channel. The memory is free again when all channels of its allocation are.
-pub(crate) struct Flagged {
+/// A channel's part of an allocation. The memory is free again when all channels of the allocation
+/// are, and when their peers have unmapped it.
+pub(crate) struct Exported {
     slab: Arc<Slab>,
     offset: usize,
     len: usize,
 }
 
 impl Copier {
-    /// Takes `len` bytes for flagged rooms.
+    /// Takes `len` bytes.
     ///
     /// # Errors
     /// Those of [`gdsync::Gpu::alloc_exportable`].
-    pub fn flagged(&self, len: usize) -> Result<Flagged> {
+    pub fn exported(&self, len: usize) -> Result<Exported> {
         let len = len.next_multiple_of(ALIGN);
         let mut newest = self
             .slabs
@@ -52,24 +52,26 @@ impl Copier {
         {
             let (slab, offset) = (Arc::clone(slab), *used);
             *used += len;
-            return Ok(Flagged { slab, offset, len });
+            return Ok(Exported { slab, offset, len });
         }
         let region = self.gpu.alloc_exportable(len.next_multiple_of(UNIT))?;
         let keys = self.keys();
         let slab = Arc::new(Slab { region, keys });
         *newest = Some((Arc::clone(&slab), len));
         let offset = 0;
-        Ok(Flagged { slab, offset, len })
+        Ok(Exported { slab, offset, len })
     }
 }
 
-impl Flagged {
-    /// Clears the rooms: no line belongs to message `from` or a later one.
-    pub fn clear(&self, from: u64) -> Result<()> {
-        Ok(self
-            .slab
-            .region
-            .write(self.offset, &flag::before(from, self.len))?)
+impl Exported {
+    /// Its length in bytes, at least that which was requested.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Writes from the first byte on.
+    pub fn write(&self, bytes: &[u8]) -> Result<()> {
+        Ok(self.slab.region.write(self.offset, bytes)?)
     }
 
     /// The record of the allocation.
@@ -77,7 +79,7 @@ impl Flagged {
         Record::new(IPC, &self.slab.keys.to_bytes(&self.slab.region))
     }
 
-    /// The offset of the rooms in it.
+    /// Its offset in the allocation.
     pub fn offset(&self) -> usize {
         self.offset
     }
@@ -102,20 +104,20 @@ mod tests {
     #[test]
     fn channels_share_an_allocation_without_overlap() {
         let copier = Copier::new(&Gpu::soft().unwrap(), None, true);
-        let rooms: Vec<Flagged> = (0..3)
-            .map(|_| copier.flagged(UNIT / 2 - 1).unwrap())
+        let parts: Vec<Exported> = (0..3)
+            .map(|_| copier.exported(UNIT / 2 - 1).unwrap())
             .collect();
-        let first = rooms[0].record();
-        assert_eq!([1, 2].map(|i| rooms[i].record() == first), [true, false]);
-        for (i, one) in rooms.iter().enumerate() {
-            one.clear(i as u64 + 5).unwrap();
+        let first = parts[0].record();
+        assert_eq!([1, 2].map(|i| parts[i].record() == first), [true, false]);
+        for (i, one) in parts.iter().enumerate() {
+            one.write(&vec![i as u8 + 5; one.len()]).unwrap();
         }
-        for (i, one) in rooms.iter().enumerate() {
-            let mut bytes = vec![0; one.len];
+        for (i, one) in parts.iter().enumerate() {
+            let mut bytes = vec![0; one.len()];
             one.read(0, &mut bytes).unwrap();
-            assert_eq!(bytes, flag::before(i as u64 + 5, one.len));
+            assert_eq!(bytes, vec![i as u8 + 5; one.len()]);
         }
-        let long = copier.flagged(UNIT + 1).unwrap();
-        long.clear(0).unwrap();
+        let long = copier.exported(UNIT + 1).unwrap();
+        long.write(&vec![0; long.len()]).unwrap();
     }
 }
