@@ -35,8 +35,9 @@ const fn most(task: usize) -> usize {
 }
 
 impl Kernels {
-    /// Enqueues the receivers' kernel of messages with at most one segment each, whose words have
-    /// arrived when the stream runs it: a launch for each [`UNPACKS`] messages.
+    /// Enqueues the receivers' kernel of messages with at most one segment each: a launch for each
+    /// [`UNPACKS`] messages. If the kernel polls for one of them, `passed` are the word and the value
+    /// that show that it does no more.
     ///
     /// # Safety
     /// As for [`Kernels::unpack`], with all `tasks`.
@@ -47,8 +48,9 @@ impl Kernels {
         &self,
         stream: &Stream,
         tasks: impl Iterator<Item = &'t Unpack<1>>,
+        passed: Option<(&Word64, u64)>,
     ) -> Result<()> {
-        let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1 && task.waits != 1));
+        let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1));
         let kernels = [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_36];
         // SAFETY: the kernels access what `Unpack` names, which the caller guarantees to be valid.
         unsafe {
@@ -57,7 +59,7 @@ impl Kernels {
                 kernels,
                 self.copying,
                 tasks.map(Unpack::bytes),
-                None,
+                passed,
             )
         }
     }

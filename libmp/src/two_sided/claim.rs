@@ -16,7 +16,7 @@ use super::wait::WAIT_ON;
 use crate::error::{Error, Result};
 use crate::kernels::{Kernels, LATER, SEGMENTS, Segment, Unpack};
 use crate::mutant::{Mutant, on};
-use crate::path::List;
+use crate::path::{Link, List, Path};
 use crate::plan::Refusal;
 use crate::request::entry::{Common, Incoming, ReceiveState};
 use crate::request::table::RequestKey;
@@ -105,10 +105,7 @@ impl Engine {
         stream
             .check_room(4 + packed.map_or(0, |_| SCATTERS))
             .map_err(Error::from)?;
-        // A kernel can poll for a short message: its word needs no flush.
-        let (path, flagged) = (channel.path, channel.has_flagged(number));
-        let lane = link.lane(0).filter(|_| !common.large);
-        let spins = lane.is_some_and(|lane| lane.may_spin(path, flagged));
+        let spins = polls(common, channel, link);
         let words = self.result_words(common, receive, result);
         let passed = (channel.taken(number), word::threshold(number));
         let mut list = List::<3>::new();
@@ -117,7 +114,7 @@ impl Engine {
         }
         if !spins {
             let word = channel.word(number, common.large);
-            list.wait_for(word, number, receive.lands_in_device(common));
+            list.wait_for(word, number, needs_flush(common, receive, channel));
             list.passed_by(passed.0, passed.1);
         }
         list.post(stream, None)?;
@@ -172,6 +169,18 @@ impl Engine {
         let ended = packed.map_or(result, |(pieces, staging)| arrival(pieces, staging));
         [ended, self.error.addr().0]
     }
+}
+
+/// Whether a kernel polls for the message of a receive: a short one, whose word needs no flush.
+pub(super) fn polls(common: &Common, channel: &RecvChannel, link: &mut Link) -> bool {
+    let flagged = channel.has_flagged(common.number);
+    let lane = link.lane(0).filter(|_| !common.large);
+    lane.is_some_and(|lane| lane.may_spin(channel.path, flagged))
+}
+
+/// Whether a stream that waits for a message flushes what a NIC has written to the GPU.
+pub(super) fn needs_flush(common: &Common, receive: &Incoming, channel: &RecvChannel) -> bool {
+    channel.path == Path::Nic && receive.lands_in_device(common)
 }
 
 /// # Errors

@@ -4,6 +4,7 @@
 use gdsync::Status;
 
 use super::channel::RecvChannel;
+use super::claim::needs_flush;
 use super::engine::Engine;
 use super::packed::staged;
 use super::state::State;
@@ -29,7 +30,7 @@ impl Engine {
         let Ok((common, receive, channel, link)) = state.incoming(key) else {
             return false;
         };
-        if receive.lands_in_device(common) {
+        if needs_flush(common, receive, channel) {
             self.gpu.flush_remote_writes();
         }
         let payload = match flagged(channel, common, w) {

@@ -2,11 +2,13 @@
 //! block for each message that it takes in. Messages of several segments and of strided pieces have
 //! kernels of their own. If a part is refused, the stream waits for none of them.
 
+use std::cell::Cell;
+
 use gdsync::Stream;
 use gdsync::gpu::Word64;
 
 use super::channel::Run;
-use super::claim::{check_peer, posted_by_another, unpack};
+use super::claim::{check_peer, needs_flush, polls, posted_by_another, unpack};
 use super::engine::Engine;
 use super::packed::{SCATTERS, scatter_on, staged};
 use super::peer::Need;
@@ -79,6 +81,12 @@ impl Claim {
     /// Whether it shares a kernel with others.
     fn is_short(&self) -> bool {
         self.params.segments <= 1
+    }
+
+    /// The word and the value that show that its kernel waits no more, if the kernel polls.
+    fn passed(&self) -> Option<(&Word64, u64)> {
+        let passed = (&self.taken, word::threshold(self.of.number));
+        (self.params.waits == 1).then_some(passed)
     }
 }
 
@@ -200,7 +208,7 @@ impl Engine {
                 match lane.done_word(put) {
                     // A kernel in front of this call executes it.
                     _ if put.is_copy() && poster == Some(stream.id()) => {}
-                    Some((word, value)) => waits.words.push((word.clone(), value, flush)),
+                    Some((word, value)) => waits.words.push((word.clone(), value, false)),
                     None if put.is_copy() => {}
                     None => waits.puts.push((at, put, flush)),
                 }
@@ -255,16 +263,18 @@ impl Engine {
             }
         }
         let words = self.result_words(common, receive, result);
-        let word = channel.word(number, common.large);
-        let flush = receive.lands_in_device(common);
-        waits
-            .words
-            .push((word.clone(), word::threshold(number), flush));
+        // The words of a NIC are waited for in the list, whatever a kernel may do.
+        let polls = channel.path != Path::Nic && polls(common, channel, link);
+        if !polls {
+            let word = channel.word(number, common.large).clone();
+            let flush = needs_flush(common, receive, channel);
+            waits.words.push((word, word::threshold(number), flush));
+        }
         waits.claims.push(Claim {
             key,
             of,
             taken: channel.taken(number).clone(),
-            params: unpack(channel, common, receive, words, false),
+            params: unpack(channel, common, receive, words, polls),
             scatters: receive.packed.as_ref().map_or(0, |_| SCATTERS),
         });
         // A second wait for the same request finds it claimed.
@@ -285,7 +295,9 @@ impl Engine {
             plan.done_flushed(*at, *put, *flush);
         }
         if let Some(last) = waits.claims.last() {
-            plan.passed_by(&last.taken, word::threshold(last.of.number));
+            if !waits.words.is_empty() || !waits.puts.is_empty() {
+                plan.passed_by(&last.taken, word::threshold(last.of.number));
+            }
             // The event behind all, the kernels, and the scattering.
             let shared = waits.claims.iter().filter(|claim| claim.is_short()).count();
             let own = waits.claims.len() - shared;
@@ -296,13 +308,14 @@ impl Engine {
         let State {
             peers, requests, ..
         } = &mut *state;
-        let launch = |stream: &Stream| self.take_all_in(requests, stream, waits);
+        let launched = Cell::new(false);
+        let launch = |stream: &Stream| self.take_all_in(requests, stream, waits, &launched);
         let posted = plan.post(stream, peers, Some(&launch));
         state.plan = plan.emptied();
         let Err(refusal) = posted else {
             return Ok(());
         };
-        if refusal.torn {
+        if refusal.torn || launched.get() {
             for claim in &waits.claims {
                 self.fail_claim(state, claim.key, &refusal.error);
             }
@@ -310,17 +323,27 @@ impl Engine {
         Err(refusal.error)
     }
 
-    /// Launches the kernels that take messages in.
-    fn take_all_in(&self, requests: &Table, stream: &Stream, waits: &Waits) -> Result<()> {
+    /// Launches the kernels that take messages in. `launched`: at least one of them.
+    fn take_all_in(
+        &self,
+        requests: &Table,
+        stream: &Stream,
+        waits: &Waits,
+        launched: &Cell<bool>,
+    ) -> Result<()> {
         let kernels = self.kernels(WAIT_ON)?;
-        let short = waits.claims.iter().filter(|claim| claim.is_short());
+        let short = || waits.claims.iter().filter(|claim| claim.is_short());
+        let passed = short().filter_map(Claim::passed).last();
+        launched.set(short().count() > UNPACKS);
         // SAFETY: words and payload belong to the channel and the table, which the state keeps; the
         // entry keeps the segments until the kernel has stored its result.
-        unsafe { kernels.unpack_all(stream, short.map(|claim| claim.params.first()))? };
+        unsafe { kernels.unpack_all(stream, short().map(|claim| claim.params.first()), passed)? };
+        launched.set(short().next().is_some());
         for claim in &waits.claims {
             if !claim.is_short() {
                 // SAFETY: as above.
-                unsafe { kernels.unpack(stream, &claim.params, None)? };
+                unsafe { kernels.unpack(stream, &claim.params, claim.passed())? };
+                launched.set(true);
             }
             let packed = requests.get(claim.key).and_then(|entry| {
                 let pieces = entry.receive()?.packed.as_deref();
