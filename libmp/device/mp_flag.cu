@@ -47,8 +47,10 @@ GDS_DEVICE bool await_credit(const Flag& p) {
 
 GDS_DEVICE void flag(const Flag& p) {
     GDS_SHARED(u32, open);
+    start_next();
     if (threadIdx.x == 0) open = await_credit(p);
     if (blockDim.x > 1) __syncthreads();
+    gds::await_earlier_work();
     if (open == 0) return;
     const u32 low = static_cast<u32>(p.number), high = static_cast<u32>(p.number >> 32);
     write_room({p.room, low, high}, p.from, p.len, p.lines, {threadIdx.x, blockDim.x});

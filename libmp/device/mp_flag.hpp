@@ -10,6 +10,16 @@ namespace mp {
 
 constexpr u32 kHeadLines = 2;
 
+// In a dependent launch, a kernel that waits for words of peers: its first warp waits, and meanwhile
+// the next one lets the next launch start behind the end of the earlier work. So at most two kernels
+// of a stream are resident. All threads must then call gds::await_earlier_work before they use other
+// memory.
+GDS_DEVICE void start_next() {
+    if (threadIdx.x < 32) return;
+    gds::await_earlier_work();
+    gds::launch_dependents();
+}
+
 // Number of looks at device memory between two at a word in host memory.
 #if defined(GDS_SOFT)
 // A thread of the soft GPU looks again only when memory has changed.
@@ -63,9 +73,9 @@ GDS_DEVICE void write_room(const Room& r, u64 from, u64 len, u64 lines, Share s)
 // The length of the message, if it has arrived, and else -1. The whole number is compared, so memory
 // of any age is no message.
 GDS_DEVICE long long length_in_room(const Room& r) {
-    const u64 length = gds::load_acquire_sys(r.head(0));
-    if (flag_of(length) != r.low) return -1;
-    const bool whole = gds::load_acquire_sys(r.head(1)) == line(r.low, r.high);
+    // The loads overlap.
+    const u64 length = gds::load_relaxed_sys(r.head(0)), high = gds::load_relaxed_sys(r.head(1));
+    const bool whole = flag_of(length) == r.low && high == line(r.low, r.high);
     return whole ? static_cast<long long>(length & 0xffffffff) : -1;
 }
 
@@ -79,7 +89,7 @@ GDS_DEVICE bool read_room(const Room& r, u64 skip, u64 to, u64 len, Share s, Sto
     for (u64 i = skip / 4 + s.first; i < (end + 3) / 4; i += s.step) {
         u64 v = 0;
         bool stopped = false;
-        GDS_SPIN_UNTIL(flag_of(v = gds::load_acquire_sys(r.payload(i))) == r.low || (stopped = stop()), 0);
+        GDS_SPIN_UNTIL(flag_of(v = gds::load_relaxed_sys(r.payload(i))) == r.low || (stopped = stop()), 0);
         if (stopped) return false;
         // The bytes [4 i, 4 i + 4) of the payload, as far as they are requested.
         if (4 * i >= skip && 4 * i + 4 <= end && ((to + 4 * i - skip) & 3) == 0) {

@@ -40,21 +40,43 @@ GDS_DEVICE T field(const T* at) {
     return swap_bytes(gds::load_acquire_sys(at));
 }
 
-// Words for which streams and the CPU wait: each is stored at once.
+// The fields of a WQE with one piece, or with the first of several, in the byte order of the GPU. The
+// WQE is in host memory, where a load takes a bus round trip: one thread reads it for all.
+struct Order {
+    u64 to;
+    u64 from;
+    u64 len;
+    u32 pieces;
+};
+
+GDS_DEVICE Order order_of(const PutWqe& r) {
+    // Independent loads overlap.
+    const u32 control = field(&r.control), len = field(&r.piece[0].length);
+    const u64 to = field(&r.remote_address), from = field(&r.piece[0].address);
+    const u32 pieces = gds::load_acquire_sys(&r.pieces);
+    // A NOP has no pieces.
+    return {to, from, len, (control & 0xff) == 0 ? 0 : pieces};
+}
+
+// Words for which streams and the CPU wait: each is stored at once. An observer of a word also observes
+// all earlier puts.
 GDS_DEVICE void copy_words(u64 to, u64 from, u64 len, Share s) {
+    if (s.first >= len / 8) return;
+    gds::fence_sys();
     GDS_NO_UNROLL
     for (u64 i = s.first; i < len / 8; i += s.step) {
         gds::store_relaxed_sys(word_at(to) + i, gds::load_acquire_sys(word_at(from) + i));
     }
 }
 
-GDS_DEVICE void put(const PutWqe& r, bool words, Share s) {
-    // A NOP.
-    if ((field(&r.control) & 0xff) == 0) return;
-    u64 to = field(&r.remote_address);
+GDS_DEVICE void put(const PutWqe& r, const Order& o, bool words, Share s) {
+    u64 to = o.to, from = o.from, len = o.len;
     GDS_NO_UNROLL
-    for (u32 i = 0; i < r.pieces; i++) {
-        const u64 from = field(&r.piece[i].address), len = field(&r.piece[i].length);
+    for (u32 i = 0; i < o.pieces; i++) {
+        if (i > 0) {
+            from = field(&r.piece[i].address);
+            len = field(&r.piece[i].length);
+        }
         if (words) {
             copy_words(to, from, len, s);
         } else {
@@ -75,26 +97,36 @@ GDS_DEVICE bool lane_failed(const Puts& p) {
     return gds::load_acquire_sys(reinterpret_cast<const u32*>(p.failed)) != 0;
 }
 
+struct Orders {
+    Order order[4];
+    u32 failed;
+};
+
 GDS_DEVICE void put_group(const Puts& p, Share all) {
-    // A thread that finds the lane failed puts nothing. After the next barrier all threads find it,
-    // so no word is put without its payload.
-    bool failed = lane_failed(p);
+    GDS_SHARED(Orders, orders);
+    // The tasks of a block use the orders in turn.
+    if (blockDim.x > 1) __syncthreads();
+    // Up to five threads load at once.
+    GDS_NO_UNROLL
+    for (u32 i = threadIdx.x; i <= p.count; i += blockDim.x) {
+        if (i < p.count) {
+            orders.order[i] = order_of(wqe(p, i));
+        } else {
+            orders.failed = lane_failed(p);
+        }
+    }
+    if (blockDim.x > 1) __syncthreads();
+    // A lane that has failed puts nothing, and does not report it as done.
+    if (orders.failed) return;
     GDS_NO_UNROLL
     for (u32 i = 0; i < p.count; i++) {
         const bool words = p.words >> i & 1;
-        if (words) {
-            // An observer of a word also observes all earlier puts.
-            if (blockDim.x > 1) __syncthreads();
-            gds::fence_sys();
-            failed |= lane_failed(p);
-        }
-        if (!failed) put(wqe(p, i), words, all);
+        if (words && blockDim.x > 1) __syncthreads();
+        put(wqe(p, i), orders.order[i], words, all);
     }
     if (p.done == 0) return;
     if (blockDim.x > 1) __syncthreads();
-    // Skipped puts are not reported as done.
-    failed |= lane_failed(p);
-    if (threadIdx.x == 0 && !failed) gds::store_release_sys(word_at(p.done), p.serial);
+    if (threadIdx.x == 0) gds::store_release_sys(word_at(p.done), p.serial);
 }
 
 template <u32 Capacity>

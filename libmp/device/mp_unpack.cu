@@ -202,9 +202,14 @@ GDS_DEVICE u64 await(const Unpack<Capacity>& p) {
 
 template <u32 Capacity>
 GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
+    start_next();
+    // What the kernel polls is not of the earlier work.
+    if (p.waits != kPolls) gds::await_earlier_work();
     // The load of a short payload overlaps the load of the word.
     const Early early(p);
-    Arrival a = arrival(p, parse(await(p)));
+    const u64 w = await(p);
+    gds::await_earlier_work();
+    Arrival a = arrival(p, parse(w));
     if (a.flagged && a.status == kSuccess) {
         bool torn = !scatter_flagged(p, a.len);
         if (blockDim.x > 1) torn = __syncthreads_or(torn) != 0;

@@ -14,11 +14,14 @@
 //                                   timeout; a timeout of 0 is none
 // GDS_NO_UNROLL                     before a loop with few turns: small code starts faster
 // gds::load_acquire_sys(p)          32 or 64 bits; later accesses stay after it
+// gds::load_relaxed_sys(p)          no order
 // gds::store_relaxed_sys(p, v)      no order
 // gds::store_whole_sys(p, v)        64 bits, no order, visible at once in both halves
 // gds::store_release_sys(p, v)      earlier accesses stay before it
 // gds::fence_sys()                  earlier accesses stay before later ones, system scope
 // gds::globaltimer_ns()             a clock in nanoseconds, its start unknown
+// gds::launch_dependents()          in a dependent launch: the next one may start
+// gds::await_earlier_work()         in a dependent launch: the earlier work of the stream has ended
 // Use gds::load_acquire_sys or atomics to read a word that gds::store_* has written. 64-bit
 // atomics take gds::u64*, the type for which all compilers have them.
 #pragma once
@@ -128,6 +131,26 @@ GDS_DEVICE T load_acquire_sys(const T* p) {
 }
 
 template <class T>
+GDS_DEVICE T load_relaxed_sys(const T* p) {
+    word_check<T>();
+#if defined(GDS_SOFT)
+    return load_acquire_sys(p);
+#elif defined(GDS_HIP)
+    return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+    if constexpr (sizeof(T) == 4) {
+        u32 v;
+        asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+        return static_cast<T>(v);
+    } else {
+        u64 v;
+        asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+        return static_cast<T>(v);
+    }
+#endif
+}
+
+template <class T>
 GDS_DEVICE void store_relaxed_sys(T* p, typename identity<T>::type v) {
     word_check<T>();
 #if defined(GDS_SOFT)
@@ -183,6 +206,19 @@ GDS_DEVICE void store_release_sys(T* p, typename identity<T>::type v) {
     }
 #endif
 }
+
+// PTX of an older target has these instructions as comments. The library removes the marks when it
+// loads the text on a GPU of compute capability 9.0 or later (gpu/cuda/dependent.rs).
+#if defined(GDS_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define GDS_FROM_SM_90(text) asm volatile(text ::: "memory")
+#elif defined(GDS_CUDA)
+#define GDS_FROM_SM_90(text) asm volatile("/*sm_90 " text "*/" ::: "memory")
+#else
+#define GDS_FROM_SM_90(text)
+#endif
+
+GDS_DEVICE void launch_dependents() { GDS_FROM_SM_90("griddepcontrol.launch_dependents;"); }
+GDS_DEVICE void await_earlier_work() { GDS_FROM_SM_90("griddepcontrol.wait;"); }
 
 GDS_DEVICE u64 globaltimer_ns() {
 #if defined(GDS_SOFT)

@@ -119,13 +119,13 @@ impl Kernels {
         } else {
             &self.unpack_30
         };
+        // It awaits the earlier work before it accesses memory that this work may use.
+        let dims = self.copying.dependent();
         // SAFETY: the kernel accesses what `Unpack` names, which the caller guarantees to be valid.
         unsafe {
             match passed {
-                None => stream.launch(kernel, self.copying, params.bytes())?,
-                Some(passed) => {
-                    stream.launch_waiting(kernel, self.copying, params.bytes(), passed)?
-                }
+                None => stream.launch(kernel, dims, params.bytes())?,
+                Some(passed) => stream.launch_waiting(kernel, dims, params.bytes(), passed)?,
             }
         }
         Ok(())

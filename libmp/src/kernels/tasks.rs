@@ -57,7 +57,7 @@ impl Kernels {
             self.launch_all(
                 stream,
                 kernels,
-                self.copying,
+                self.copying.dependent(),
                 tasks.map(Unpack::bytes),
                 passed,
             )
@@ -127,7 +127,7 @@ impl Kernels {
         let kernels = [&self.flag, &self.flag_all_8, &self.flag_all_39];
         let tasks = tasks.iter().map(Flag::as_bytes);
         // SAFETY: the kernels access what `Flag` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.copying, tasks, passed) }
+        unsafe { self.launch_all(stream, kernels, self.copying.dependent(), tasks, passed) }
     }
 
     /// Enqueues tasks of equal length. `kernels`: for one task, for few, and for most; `block`: the
@@ -160,7 +160,7 @@ impl Kernels {
                 _ => (large, &args[..HEAD + most(len) * len]),
             };
             let blocks = self.blocks.min(count as u32);
-            let dims = Dims::linear(blocks, block.block[0]);
+            let dims = block.grid([blocks, 1, 1]);
             // SAFETY: the caller's promise; the parameters have the layout of the kernel.
             unsafe {
                 match passed {

@@ -9,6 +9,7 @@
 
 mod context;
 mod deferred;
+mod dependent;
 mod device;
 mod engine;
 mod host;
@@ -215,7 +216,10 @@ impl Runtime for CudaRuntime {
             );
             Error::new("load kernels", Kind::Unsupported, what)
         })?;
-        self.load_binary(ptx.as_bytes())
+        match self.context.dependent_launch {
+            None => self.load_binary(ptx.as_bytes()),
+            Some(_) => self.load_binary(dependent::for_sm_90(ptx).as_bytes()),
+        }
     }
 
     fn load_binary(&self, code: &[u8]) -> Result<Arc<dyn ModuleHandle>> {
