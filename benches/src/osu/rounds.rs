@@ -7,8 +7,9 @@ use super::Play;
 use super::end::End;
 use super::options::{Op, Way};
 
-/// Operations of a batch on a stream.
-const BATCH: u64 = 64;
+/// Operations of a batch on a stream. Two batches may be in flight, and a large message is up to ten
+/// submissions, of which a stream of CUDA that waits holds 1000.
+const BATCH: u64 = 32;
 
 /// What a benchmark measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
