@@ -333,7 +333,7 @@ impl Engine {
     ) -> Result<()> {
         let kernels = self.kernels(WAIT_ON)?;
         let short = || waits.claims.iter().filter(|claim| claim.is_short());
-        let passed = short().filter_map(Claim::passed).last();
+        let passed = short().filter_map(Claim::passed).next_back();
         launched.set(short().count() > UNPACKS);
         // SAFETY: words and payload belong to the channel and the table, which the state keeps; the
         // entry keeps the segments until the kernel has stored its result.
