@@ -48,7 +48,7 @@ const CALLS: &[(&str, Call)] = &[
         let word = r.memory.word64(8).unwrap();
         let dims = Dims::linear(1, 1);
         // SAFETY: a fill of no bytes touches nothing.
-        unsafe { (r.stream).launch_waiting(&r.kernel, dims, &[0_u8; FILL], (&word, 1)) }
+        unsafe { (r.stream).launch_waiting(&r.kernel, dims, &[0_u8; FILL], Some((&word, 1))) }
     }),
     ("copy of device memory", |r| {
         let memory = r.gpu.alloc(MemoryKind::Device, 128)?;

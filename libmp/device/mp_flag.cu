@@ -51,7 +51,11 @@ GDS_DEVICE void flag(const Flag& p) {
     if (threadIdx.x == 0) open = await_credit(p);
     if (blockDim.x > 1) __syncthreads();
     gds::await_earlier_work();
-    if (open == 0) return;
+    if (open == 0) {
+        // The next task of the block stores it again.
+        if (blockDim.x > 1) __syncthreads();
+        return;
+    }
     const u32 low = static_cast<u32>(p.number), high = static_cast<u32>(p.number >> 32);
     write_room({p.room, low, high}, p.from, p.len, p.lines, {threadIdx.x, blockDim.x});
     // The source may be overwritten once all threads have read it.

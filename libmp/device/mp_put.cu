@@ -37,7 +37,7 @@ static_assert(sizeof(PutWqe) == 512 && sizeof(Puts) == 64, "layout");
 
 template <class T>
 GDS_DEVICE T field(const T* at) {
-    return swap_bytes(gds::load_acquire_sys(at));
+    return swap_bytes(gds::load_relaxed_sys(at));
 }
 
 // The fields of a WQE with one piece, or with the first of several, in the byte order of the GPU. The
@@ -53,7 +53,7 @@ GDS_DEVICE Order order_of(const PutWqe& r) {
     // Independent loads overlap.
     const u32 control = field(&r.control), len = field(&r.piece[0].length);
     const u64 to = field(&r.remote_address), from = field(&r.piece[0].address);
-    const u32 pieces = gds::load_acquire_sys(&r.pieces);
+    const u32 pieces = gds::load_relaxed_sys(&r.pieces);
     // A NOP has no pieces.
     return {to, from, len, (control & 0xff) == 0 ? 0 : pieces};
 }

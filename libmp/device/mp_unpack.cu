@@ -227,8 +227,10 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     }
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
-    // A refused message has one word.
-    if (a.status == kSuccess && p.flagged != 0 && !a.flagged) await_words(p);
+    // An announcement and a failure are one word.
+    const Word first = parse(w);
+    const bool both = first.kind == kEager || first.kind == kDirect || first.kind == kTooLong;
+    if (p.flagged != 0 && both && belongs(first, p.seq)) await_words(p);
     const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
     const u64 told = compose(p.seq, kind, kind == kFailed ? a.status : 0);
     // A kernel of the sender polls this word in its own device memory. All threads have read the room.

@@ -431,8 +431,8 @@ impl Stream {
     }
 
     /// Enqueues a kernel that waits for a store by another party, as [`Stream::launch`] does. The
-    /// stream counts as waiting until `word` reaches `value` (compared cyclically) or the stream is
-    /// idle. The kernel must store `value` into `word` when its wait is over.
+    /// stream counts as waiting until the word of `passed` reaches its value (compared cyclically) or
+    /// the stream is idle. The kernel must store the value into the word when its waits are over.
     ///
     /// # Safety
     /// As for [`Stream::launch`].
@@ -445,21 +445,26 @@ impl Stream {
         kernel: &Kernel,
         dims: Dims,
         args: &A,
-        (word, value): (&Word64, u64),
+        passed: Option<(&Word64, u64)>,
     ) -> Result<()>
     where
         A: IntoBytes + Immutable + ?Sized,
     {
         const OPERATION: &str = "launch kernel";
-        if !word.region().gpu().is(self.gpu()) {
-            let what = format!("{:?} is not on the GPU of {self:?}", word.region());
-            return Err(Error::new(OPERATION, Kind::Foreign, what));
+        let mut proof = Proof::Idle;
+        if let Some((word, value)) = passed {
+            if !word.region().gpu().is(self.gpu()) {
+                let what = format!("{:?} is not on the GPU of {self:?}", word.region());
+                return Err(Error::new(OPERATION, Kind::Foreign, what));
+            }
+            if let Ok(mapped) = word.mapped() {
+                proof = Proof::Word {
+                    memory: word.region().downgrade(),
+                    word: mapped,
+                    value,
+                };
+            }
         }
-        let proof = word.mapped().map_or(Proof::Idle, |mapped| Proof::Word {
-            memory: word.region().downgrade(),
-            word: mapped,
-            value,
-        });
         // A graph may run many times, but the store that the kernel waits for happens once.
         self.check(self.gpu(), OPERATION)?;
         self.admit(OPERATION, 1, Some(proof))?;

@@ -23,7 +23,7 @@ pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
     Flag, LATER, MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
 };
-pub(crate) use tasks::{FLAGS, PUT_TASKS, STAMPS, UNPACKS};
+pub(crate) use tasks::{FLAGS, PUT_TASKS, Polls, STAMPS, UNPACKS};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -125,7 +125,7 @@ impl Kernels {
         unsafe {
             match passed {
                 None => stream.launch(kernel, dims, params.bytes())?,
-                Some(passed) => stream.launch_waiting(kernel, dims, params.bytes(), passed)?,
+                passed => stream.launch_waiting(kernel, dims, params.bytes(), passed)?,
             }
         }
         Ok(())

@@ -34,10 +34,31 @@ const fn most(task: usize) -> usize {
     (BYTES - HEAD) / task
 }
 
+/// Which tasks of a call wait for peers.
+#[derive(Clone, Copy)]
+pub(crate) enum Polls<'a> {
+    None,
+    /// One, which stores the value into the word when its wait is over; see
+    /// [`Stream::launch_waiting`].
+    One(&'a Word64, u64),
+    /// Several, in any order: no word shows that all have ended.
+    Several,
+}
+
+impl<'a> Polls<'a> {
+    /// Of the words and values of the tasks that wait.
+    pub fn of(mut waits: impl Iterator<Item = (&'a Word64, u64)>) -> Polls<'a> {
+        match (waits.next(), waits.next()) {
+            (None, _) => Polls::None,
+            (Some((word, value)), None) => Polls::One(word, value),
+            _ => Polls::Several,
+        }
+    }
+}
+
 impl Kernels {
     /// Enqueues the receivers' kernel of messages with at most one segment each: a launch for each
-    /// [`UNPACKS`] messages. If the kernel polls for one of them, `passed` are the word and the value
-    /// that show that it does no more.
+    /// [`UNPACKS`] messages.
     ///
     /// # Safety
     /// As for [`Kernels::unpack`], with all `tasks`.
@@ -48,7 +69,7 @@ impl Kernels {
         &self,
         stream: &Stream,
         tasks: impl Iterator<Item = &'t Unpack<1>>,
-        passed: Option<(&Word64, u64)>,
+        polls: Polls<'_>,
     ) -> Result<()> {
         let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1));
         let kernels = [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_36];
@@ -59,7 +80,7 @@ impl Kernels {
                 kernels,
                 self.copying.dependent(),
                 tasks.map(Unpack::bytes),
-                passed,
+                polls,
             )
         }
     }
@@ -86,7 +107,7 @@ impl Kernels {
                 kernels,
                 self.patching,
                 tasks.map(Stamp::bytes),
-                None,
+                Polls::None,
             )
         }
     }
@@ -106,32 +127,34 @@ impl Kernels {
     ) -> Result<()> {
         let kernels = [&self.put, &self.put_all_8, &self.put_all_63];
         // SAFETY: the kernels access what `Puts` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.copying, tasks.map(Puts::bytes), None) }
+        unsafe {
+            self.launch_all(
+                stream,
+                kernels,
+                self.copying,
+                tasks.map(Puts::bytes),
+                Polls::None,
+            )
+        }
     }
 
     /// Enqueues messages to flagged rooms, in any order among each other: a launch for each [`FLAGS`]
-    /// messages. If one of them waits, `passed` are the word and the value that show that the waits
-    /// are over.
+    /// messages.
     ///
     /// # Safety
     /// As for [`Kernels::unpack`], with [`Flag`], with all `tasks`.
     ///
     /// # Errors
     /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
-    pub unsafe fn flag_all(
-        &self,
-        stream: &Stream,
-        tasks: &[Flag],
-        passed: Option<(&Word64, u64)>,
-    ) -> Result<()> {
+    pub unsafe fn flag_all(&self, stream: &Stream, tasks: &[Flag], polls: Polls<'_>) -> Result<()> {
         let kernels = [&self.flag, &self.flag_all_8, &self.flag_all_39];
         let tasks = tasks.iter().map(Flag::as_bytes);
         // SAFETY: the kernels access what `Flag` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.copying.dependent(), tasks, passed) }
+        unsafe { self.launch_all(stream, kernels, self.copying.dependent(), tasks, polls) }
     }
 
     /// Enqueues tasks of equal length. `kernels`: for one task, for few, and for most; `block`: the
-    /// dimensions of one; `passed`: as in [`Stream::launch_waiting`], if a task waits.
+    /// dimensions of one.
     ///
     /// # Safety
     /// Those of the kernels, with the parameters of the tasks.
@@ -141,7 +164,7 @@ impl Kernels {
         [one, few, large]: [&Kernel; 3],
         block: Dims,
         tasks: impl Iterator<Item = &'t [u8]>,
-        passed: Option<(&Word64, u64)>,
+        polls: Polls<'_>,
     ) -> Result<()> {
         let mut tasks = tasks.peekable();
         let mut args = [0_u64; BYTES / 8];
@@ -163,9 +186,12 @@ impl Kernels {
             let dims = block.grid([blocks, 1, 1]);
             // SAFETY: the caller's promise; the parameters have the layout of the kernel.
             unsafe {
-                match passed {
-                    None => stream.launch(kernel, dims, args)?,
-                    Some(passed) => stream.launch_waiting(kernel, dims, args, passed)?,
+                match polls {
+                    Polls::None => stream.launch(kernel, dims, args)?,
+                    Polls::One(word, value) => {
+                        stream.launch_waiting(kernel, dims, args, Some((word, value)))?
+                    }
+                    Polls::Several => stream.launch_waiting(kernel, dims, args, None)?,
                 }
             }
         }

@@ -386,6 +386,10 @@ mod tests {
             assert!(eager && a.is_opening() && !a.can_send(7, false));
             b.peer_sends(setup, (7, eager), &block, &mut out).unwrap();
             assert!(b.can_receive(7, true));
+            // Credits are addresses that kernels store to: no NIC path has them.
+            b.peer_credits(7, &[], 0).unwrap();
+            let refused = b.peer_credits(7, &block, 0).unwrap_err();
+            assert_eq!(refused.kind(), Kind::Protocol);
             let memory = named(&mut out);
             a.peer_receives(setup, 7, as_slices(&memory), Flags::default(), &mut out)
                 .unwrap();

@@ -18,7 +18,7 @@ use super::spec::On;
 use super::state::{State, known, no_lane};
 use super::wait::WAIT_ON;
 use crate::error::{Error, Result};
-use crate::kernels::{SEGMENTS, UNPACKS, Unpack};
+use crate::kernels::{Polls, SEGMENTS, UNPACKS, Unpack};
 use crate::path::{Path, Put, uncaptured};
 use crate::plan::{LaneId, PeerLanes, Plan};
 use crate::request::entry::{Entry, Operation, ReceiveState};
@@ -333,11 +333,11 @@ impl Engine {
     ) -> Result<()> {
         let kernels = self.kernels(WAIT_ON)?;
         let short = || waits.claims.iter().filter(|claim| claim.is_short());
-        let passed = short().filter_map(Claim::passed).next_back();
+        let polls = Polls::of(short().filter_map(Claim::passed));
         launched.set(short().count() > UNPACKS);
         // SAFETY: words and payload belong to the channel and the table, which the state keeps; the
         // entry keeps the segments until the kernel has stored its result.
-        unsafe { kernels.unpack_all(stream, short().map(|claim| claim.params.first()), passed)? };
+        unsafe { kernels.unpack_all(stream, short().map(|claim| claim.params.first()), polls)? };
         launched.set(short().next().is_some());
         for claim in &waits.claims {
             if !claim.is_short() {

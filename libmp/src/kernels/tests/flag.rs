@@ -54,7 +54,7 @@ fn message(bench: &Bench, skew: usize, len: usize) -> Flag {
 
 fn write(bench: &Bench, stream: &Stream, message: &Flag) {
     // SAFETY: the addresses are within the bench's memory, which outlives the run.
-    unsafe { bench.kernels.flag_all(stream, &[*message], None) }.unwrap();
+    unsafe { bench.kernels.flag_all(stream, &[*message], Polls::None) }.unwrap();
 }
 
 /// Enqueues the receive, which polls.

@@ -95,7 +95,12 @@ fn each_message_of_a_launch_ends_its_own_receive() {
             bench.load();
             // SAFETY: all addresses are within the bench's memory, which outlives the run; the
             // memory of each receive is its own.
-            unsafe { bench.kernels.unpack_all(&bench.stream, params.iter(), None) }.unwrap();
+            unsafe {
+                bench
+                    .kernels
+                    .unpack_all(&bench.stream, params.iter(), Polls::None)
+            }
+            .unwrap();
             bench.run();
             (0..count).for_each(|i| received(&mut bench, i));
             bench.check(&format!(
@@ -116,7 +121,12 @@ fn payload_of_each_message_becomes_visible_before_its_words() {
         let params = receives(&mut bench, COUNT);
         bench.load();
         // SAFETY: as above.
-        unsafe { bench.kernels.unpack_all(&bench.stream, params.iter(), None) }.unwrap();
+        unsafe {
+            bench
+                .kernels
+                .unpack_all(&bench.stream, params.iter(), Polls::None)
+        }
+        .unwrap();
         bench.run_until(STEP * i + seen);
         (0..COUNT).for_each(|i| received(&mut bench, i));
         let mut got = [0; ROOM];

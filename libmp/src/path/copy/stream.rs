@@ -9,7 +9,7 @@ use gdsync::{Status, Stream};
 use super::lane::PutState;
 use super::{Lane, Put};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{FLAGS, Flag, Kernels, PUT_TASKS, PUTS, Puts};
+use crate::kernels::{FLAGS, Flag, Kernels, PUT_TASKS, PUTS, Polls, Puts};
 use crate::path::uncaptured;
 
 /// Number of bytes from which a put has its own kernel launch.
@@ -102,8 +102,9 @@ fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
     })
 }
 
-/// Enqueues consecutive puts of `lanes`: first the messages to flagged rooms, a block for each, then
-/// the large puts, each by as many blocks as it needs, then the others, a block for each group. The
+/// Enqueues consecutive puts of `lanes`: first the large puts, each by as many blocks as it needs,
+/// then the others, a block for each group, then the messages to flagged rooms, a block for each,
+/// because they may wait for a peer that waits for the other puts. The
 /// blocks of a launch have no order, so the groups that end with a word have a launch behind those
 /// without one, whose bytes the word may announce. After an error, the lanes fail if a kernel was
 /// launched.
@@ -125,25 +126,21 @@ pub(crate) fn post_puts(
             let (Some(last), Some(lane)) = (group.last(), of(lanes, group)) else {
                 continue;
             };
-            if last.words != words {
-                continue;
-            }
             match last.flagged {
-                true => flags.push(lane.flag_task(*last)),
-                false => tasks.push(lane.task(group.iter().filter(|put| !put.large), Some(*last))),
+                // Those that wait are behind the others.
+                true if last.waits == words => flags.push(lane.flag_task(*last)),
+                false if last.words == words => {
+                    tasks.push(lane.task(group.iter().filter(|put| !put.large), Some(*last)));
+                }
+                _ => {}
             }
         }
     }
     let (bare, announced) = tasks.split_at(bare);
     let mut launched = false;
-    let waiting = puts.iter().rev().find(|put| put.waits);
-    let passed = waiting.and_then(|put| Some(of(lanes, &[*put])?.end_of(*put)));
+    let waiting = puts.iter().filter(|put| put.waits);
+    let polls = Polls::of(waiting.filter_map(|put| Some(of(lanes, &[*put])?.end_of(*put))));
     let mut enqueue = || -> Result<()> {
-        // SAFETY: the words belong to the lane and the channel, which the context keeps; the source
-        // was alive when the message was prepared, and its memory stays accessible as that of other
-        // puts, below. The room and the pair are in memory of the peer that is mapped here.
-        unsafe { kernels.flag_all(stream, flags, passed)? };
-        launched |= !flags.is_empty();
         for put in puts.iter().filter(large) {
             let Some(lane) = of(lanes, &[*put]) else {
                 continue;
@@ -161,11 +158,15 @@ pub(crate) fn post_puts(
             unsafe { kernels.put_all(stream, tasks.iter())? };
             launched |= !tasks.is_empty();
         }
-        Ok(())
+        launched |= flags.len() > FLAGS;
+        // SAFETY: the words belong to the lane and the channel, which the context keeps; the source
+        // was alive when the message was prepared, and its memory stays accessible as that of other
+        // puts, above. The room and the pair are in memory of the peer that is mapped here.
+        unsafe { kernels.flag_all(stream, flags, polls) }
     };
     let enqueued = enqueue();
     if enqueued.is_err() {
-        if launched || tasks.len() > PUT_TASKS || flags.len() > FLAGS {
+        if launched || tasks.len() > PUT_TASKS {
             // The remaining puts are not enqueued.
             lanes
                 .iter_mut()

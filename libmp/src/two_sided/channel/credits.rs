@@ -135,8 +135,19 @@ impl RecvChannel {
     /// returned.
     pub fn credit_by_cpu(&mut self, lane: Option<&mut Lane>, run: Run) -> bool {
         let written = lane.is_some_and(|lane| {
-            let mut batch = Batch::short(lane);
-            self.put_credit(&mut batch, &run).is_ok() && batch.post().is_ok()
+            // A stream may return the credits of later messages of these slots meanwhile, by other
+            // words: then the words are copied again, so that none falls back to an earlier message.
+            let words = || (run.from..run.to).map(|n| self.taken(n).load().unwrap_or(0));
+            loop {
+                let before = words().fold(0, u64::wrapping_add);
+                let mut batch = Batch::short(lane);
+                if self.put_credit(&mut batch, &run).is_err() || batch.post().is_err() {
+                    break false;
+                }
+                if words().fold(0, u64::wrapping_add) == before {
+                    break true;
+                }
+            }
         });
         if !written {
             self.side.credits.keep(run);

@@ -7,7 +7,7 @@ use gdsync::gpu::Word64;
 use super::{
     Channel, Credits, PAIR, RecvChannel, WINDOW, adopt, check_aligned, not_open, store_failure,
 };
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::path::{Exported, Keys, Path, Paths, Put, Remote, Rights, Span};
 use crate::request::table::RequestKey;
 use crate::wire::control::{Flags, Shape};
@@ -127,6 +127,14 @@ impl RecvChannel {
 
     /// Sets the sender's credits.
     pub fn open_credits(&mut self, memory: &[Record], offset: u64) -> Result<()> {
+        if memory.is_empty() {
+            // This rank could not map it.
+            return Ok(());
+        }
+        if self.path != Path::Ipc {
+            let what = "the peer announced credits on a path by which this rank stores none";
+            return Err(Error::new("open channel", Kind::Protocol, what));
+        }
         let memory = Remote::any(self.path, memory)?;
         memory.span(offset as usize, self.shape.credits_len())?;
         check_aligned(&memory, offset, "credits")?;

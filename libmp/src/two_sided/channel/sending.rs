@@ -1,5 +1,7 @@
 //! The sending side of a channel: its return block, and the destinations of messages.
 
+use std::iter;
+
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
@@ -69,13 +71,21 @@ impl<'a> LeadIn<'a> {
 /// the next words in its slot are stored behind it: by the same stream, or once `end` has reached
 /// `serial`.
 struct Sent {
+    copied: Copied,
+    /// One of an earlier message of the slot that was in flight when this one was prepared first.
+    before: Option<Copied>,
+}
+
+/// A message, the stream that copies it, and the word that is set to a value behind it.
+#[derive(Clone)]
+struct Copied {
     number: u64,
     stream: u64,
     end: Word64,
     serial: u64,
 }
 
-impl Sent {
+impl Copied {
     fn is_done(&self) -> bool {
         // Pinned memory, which the CPU reaches: it cannot fail. Acquire: pairs with the release of
         // the kernel behind the words.
@@ -188,9 +198,16 @@ impl SendChannel {
     /// message to the flagged room of its slot is of another poster, and in flight. `stream`: the
     /// poster, or `None` for the CPU.
     pub fn sent_before(&self, number: u64, stream: Option<u64>) -> Option<(&Word64, u64)> {
+        let before = self.copied_before(number)?;
+        (Some(before.stream) != stream).then_some((&before.end, before.serial))
+    }
+
+    /// The message to the flagged room of the slot before message `number`, if it is in flight.
+    fn copied_before(&self, number: u64) -> Option<&Copied> {
         let sent = self.side.sent.get(self.numbers.slot(number))?.as_ref()?;
-        let other = sent.number != number && Some(sent.stream) != stream;
-        (other && !sent.is_done()).then_some((&sent.end, sent.serial))
+        // The message itself may be prepared again, or behind a later one.
+        let mut all = iter::once(&sent.copied).chain(&sent.before);
+        all.find(|copied| copied.number < number && !copied.is_done())
     }
 
     /// Prepares message `number` of at most one piece for the peer's flagged room. `None`: the peer has
@@ -208,6 +225,12 @@ impl SendChannel {
         let (slot, room) = (self.numbers.slot(number), self.shape.flagged_room());
         let whole = self.side.whole.get(slot).copied().unwrap_or(flags.from);
         if number < flags.from || number - whole >= STALE {
+            return Ok(None);
+        }
+        // A later message of the slot was prepared before, and is ordered by the credit alone: the
+        // receiver returns that of a message in host memory behind both of its words.
+        let sent = self.side.sent.get(slot).and_then(Option::as_ref);
+        if sent.is_some_and(|sent| sent.copied.number > number) {
             return Ok(None);
         }
         let at = match on(Mutant::WrongRoom) {
@@ -229,13 +252,15 @@ impl SendChannel {
             self.side.whole[slot] = number;
         }
         if let Some((end, serial)) = batch.of_lane().end_of(put) {
-            self.side.sent.resize_with(slots, || None);
-            self.side.sent[slot] = Some(Sent {
+            let before = self.copied_before(number).cloned();
+            let copied = Copied {
                 number,
                 stream,
                 end: end.clone(),
                 serial,
-            });
+            };
+            self.side.sent.resize_with(slots, || None);
+            self.side.sent[slot] = Some(Sent { copied, before });
         }
         Ok(Some(put))
     }
@@ -267,7 +292,7 @@ impl SendChannel {
         let mut last = self.numbers.last(self.numbers.next());
         let mut sent = self.side.sent.iter().flatten();
         let taken = last.all(|number| self.is_taken(number));
-        !self.is_opening() && taken && sent.all(Sent::is_done)
+        !self.is_opening() && taken && sent.all(|sent| sent.copied.is_done())
     }
 
     /// The word, and the previous message in this slot, for which message `number` has to wait;
