@@ -1,4 +1,4 @@
-//! The benchmark's kernel, as the host launches it: one turn of a rank.
+//! The benchmark's kernels, as the host launches them: one turn of a rank, and a load that computes.
 
 use anyhow::{Context, Result, bail};
 use gdsync::gpu::{Dims, Kernel, KernelImage, MemoryKind, Region};
@@ -113,6 +113,72 @@ impl Turns {
     }
 }
 
+/// Parameters of `mpbench_compute`, see `device/mpbench_compute.cu`.
+#[derive(Clone, Copy, Debug, Immutable, IntoBytes)]
+#[repr(C)]
+struct Compute {
+    sums: u64,
+    rounds: u64,
+}
+
+/// Launches a kernel that computes in registers.
+pub struct Computes {
+    kernel: Kernel,
+    dims: Dims,
+    rounds: u64,
+    sums: Region,
+}
+
+impl Computes {
+    /// Loads the kernel, which has `blocks` blocks of 256 threads (of one thread on a software GPU),
+    /// of which each computes `rounds` steps. Must be called before a stream of `gpu` waits.
+    pub fn new(gpu: &Gpu, blocks: u32, rounds: u64) -> Result<Computes> {
+        let threads = if gpu.is_software() { 1 } else { 256 };
+        Ok(Computes {
+            kernel: gpu.load(&KERNELS)?.kernel("mpbench_compute")?,
+            dims: Dims::linear(blocks, threads),
+            rounds,
+            sums: gpu.alloc(MemoryKind::Device, 4 * (blocks * threads) as usize)?,
+        })
+    }
+
+    /// Enqueues the kernel.
+    ///
+    /// # Safety
+    /// This object must live until the stream has run it.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        let compute = Compute {
+            sums: self.sums.addr().0,
+            rounds: self.rounds,
+        };
+        // SAFETY: each thread stores one word of `sums`, which lives by the caller's promise.
+        unsafe { stream.launch(&self.kernel, self.dims, &compute)? };
+        Ok(())
+    }
+
+    /// Compares the results of the first and of the last thread with the host's, after the stream
+    /// is done.
+    pub fn check(&self) -> Result<()> {
+        let last = self.dims.grid[0] * self.dims.block[0] - 1;
+        for thread in [0, last] {
+            let mut bytes = [0; 4];
+            self.sums.read(4 * thread as usize, &mut bytes)?;
+            let (got, right) = (u32::from_ne_bytes(bytes), sum(thread, self.rounds));
+            if got != right {
+                bail!("thread {thread} of the kernel computed {got}, not {right}");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a thread of `mpbench_compute` computes.
+fn sum(thread: u32, rounds: u64) -> u32 {
+    let step = |x: u32, round: u64| (x ^ round as u32).wrapping_mul(0x2c1b_3c6d);
+    let chain = |start: u32| (0..rounds).fold(start, step);
+    (0..4).fold(0, |sum: u32, n| sum.wrapping_add(chain(thread + n)))
+}
+
 /// Results of verification, summed over all turns since the last read.
 pub struct Tally(Region);
 
@@ -182,7 +248,7 @@ impl Stamps {
     }
 }
 
-const _: () = assert!(size_of::<Turn>() == 64);
+const _: () = assert!(size_of::<Turn>() == 64 && size_of::<Compute>() == 16);
 
 #[cfg(test)]
 mod tests {
@@ -260,6 +326,18 @@ mod tests {
         let gpu = Gpu::soft().unwrap();
         let e = Tally::new(&gpu).unwrap().take(8).unwrap_err().to_string();
         assert_eq!(e, "0 bytes were verified, 8 should have been");
+    }
+
+    #[test]
+    fn every_thread_computes_what_the_host_does() {
+        let gpu = Gpu::soft().unwrap();
+        let stream = gpu.stream().unwrap();
+        let computes = Computes::new(&gpu, 5, 100).unwrap();
+        assert!(computes.check().is_err(), "no thread has stored its sum");
+        // SAFETY: it lives until the stream is done.
+        unsafe { computes.launch(&stream).unwrap() };
+        assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
+        computes.check().unwrap();
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod alloc;
 mod ancestors;
 mod bare;
 mod benchmark;
+mod chart;
 mod context;
 mod endpoint;
 mod footprint;
@@ -25,6 +26,7 @@ mod options;
 mod osu;
 mod pattern;
 mod pingpong;
+mod plot;
 mod post;
 mod producer_consumer;
 mod rank;
@@ -64,13 +66,16 @@ Examples:
           options and examples of a command";
 
 /// The commands, in the order of the help text.
-const COMMANDS: [Entry; 23] = [
+const COMMANDS: [Entry; 27] = [
     Entry::of::<pingpong::Options>(),
     Entry::of::<osu::Latency>(),
     Entry::of::<osu::Bandwidth>(),
     Entry::of::<osu::Bibw>(),
     Entry::of::<osu::Rate>(),
     Entry::of::<osu::pairs::Options>(),
+    Entry::of::<osu::all_pairs::Options>(),
+    Entry::of::<osu::ahead::Options>(),
+    Entry::of::<osu::overlap::Options>(),
     Entry::of::<producer_consumer::Options>(),
     Entry::of::<neighbours::Options>(),
     Entry::of::<loopback::Options>(),
@@ -115,13 +120,32 @@ const COMMANDS: [Entry; 23] = [
         options: timeline::Options::augment_args,
         run: |given| timeline::run(&timeline::Options::from_arg_matches(given)?),
     },
+    Entry {
+        name: "chart",
+        about: "Draws the latencies that compare-peers measured, as SVG",
+        examples: [
+            (
+                "peers.json --svg peers.svg",
+                "between two GPUs, enqueued ahead",
+            ),
+            (
+                "peers.json --figure latency --svg cpu.svg",
+                "by the CPU, in host memory",
+            ),
+        ],
+        options: chart::Options::augment_args,
+        run: |given| chart::run(&chart::Options::from_arg_matches(given)?),
+    },
 ];
 
 /// The jobs that processes run as ranks.
-const JOBS: [world::Entry; 10] = [
+const JOBS: [world::Entry; 13] = [
     world::entry::<pingpong::Options>(),
     world::entry::<osu::Play>(),
     world::entry::<osu::pairs::Options>(),
+    world::entry::<osu::all_pairs::Options>(),
+    world::entry::<osu::ahead::Options>(),
+    world::entry::<osu::overlap::Options>(),
     world::entry::<producer_consumer::Options>(),
     world::entry::<neighbours::Options>(),
     world::entry::<write_bw::Options>(),

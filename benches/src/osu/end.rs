@@ -4,13 +4,15 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use gdsync::Gpu;
 use gdsync::gpu::{Condition, Stream};
 use mp::{Context, Memory, Request, Slice, Window};
 
 use super::options::{Common, Way};
 use crate::context;
 use crate::endpoint::{Endpoint, Names};
-use crate::gate::Bell;
+use crate::gate::{Bell, Gate};
+use crate::kernel::{Stamps, Tally, Turn, Turns};
 use crate::options::{Poster, Setup};
 use crate::pattern;
 use crate::rank::Rank;
@@ -32,6 +34,8 @@ const GUARD: usize = 64;
 pub struct End<'e> {
     rank: &'e Rank,
     endpoint: &'e Endpoint,
+    /// The stream that posts.
+    stream: Stream,
     context: Context,
     memory: Memory,
     window: Window,
@@ -45,23 +49,81 @@ pub struct End<'e> {
     size: usize,
 }
 
+/// A gate, and the times of a stream behind it.
+pub struct Timer {
+    gate: Gate,
+    turns: Turns,
+    tally: Tally,
+    stamps: Stamps,
+}
+
+impl Timer {
+    /// Must be made before a stream of `gpu` waits.
+    pub fn new(gpu: &Gpu) -> Result<Timer> {
+        Ok(Timer {
+            gate: Gate::new(gpu)?,
+            turns: Turns::new(gpu)?,
+            tally: Tally::new(gpu)?,
+            stamps: Stamps::new(gpu, 2)?,
+        })
+    }
+
+    /// Enqueues the time.
+    fn stamp(&self, stream: &Stream, i: u64) -> Result<()> {
+        let turn = Turn::new(8, &self.tally).stamp(&self.stamps.0, 8 * i);
+        // SAFETY: the stamps live as long as this object, and its stream is done before it ends.
+        unsafe { self.turns.launch(stream, &turn) }
+    }
+
+    /// Opens the gate.
+    pub fn open(&self) -> Result<()> {
+        self.gate.open()
+    }
+
+    /// The nanoseconds between the two times, after the stream is done.
+    pub fn elapsed(&self) -> Result<u64> {
+        Ok(self.stamps.gaps(2)?[0])
+    }
+}
+
 impl<'e> End<'e> {
-    /// The end of a rank. All ranks of the job call it.
+    /// The end of a rank, with a context of its own and the endpoint's stream. All ranks of the job
+    /// call it.
     pub fn new(
         rank: &'e Rank,
         endpoint: &'e Endpoint,
         common: &Common,
         window: u64,
     ) -> Result<End<'e>> {
-        let (setup, queue) = (&common.setup, context::QUEUE);
+        let context = End::context(rank, endpoint, &common.setup, window)?;
+        End::over(rank, endpoint, &context, endpoint.stream.clone(), common)
+    }
+
+    /// A context with room for the receives of a window.
+    pub fn context(
+        rank: &Rank,
+        endpoint: &Endpoint,
+        setup: &Setup,
+        window: u64,
+    ) -> Result<Context> {
+        let queue = context::QUEUE;
         let builder = context::builder(endpoint, setup, rank.bootstrap()?, queue, rank.left());
-        // Room for the receives of a window.
         let depth = (window as u32).next_power_of_two().max(16);
-        let context = builder.depth(depth).build().context("building a context")?;
+        builder.depth(depth).build().context("building a context")
+    }
+
+    /// An end over a context, posted by `stream`. All ranks of the job call it.
+    pub fn over(
+        rank: &'e Rank,
+        endpoint: &'e Endpoint,
+        context: &Context,
+        stream: Stream,
+        common: &Common,
+    ) -> Result<End<'e>> {
         let most = usize::try_from(common.sizes.max)?.next_multiple_of(GUARD) + GUARD;
         let ranks = context.size() as usize;
         let all = 2 * most + 8 * ranks + 2 * ANSWER_BYTES;
-        let memory = context.alloc(setup.memory(&endpoint.gpu), all)?;
+        let memory = context.alloc(common.setup.memory(&endpoint.gpu), all)?;
         Ok(End {
             window: context.window(&memory)?,
             bell: Bell::new(&endpoint.gpu)?,
@@ -69,9 +131,10 @@ impl<'e> End<'e> {
             peer: rank.number,
             poster: Poster::Cpu,
             size: 0,
+            context: context.clone(),
+            stream,
             rank,
             endpoint,
-            context,
             memory,
             most,
         })
@@ -80,6 +143,11 @@ impl<'e> End<'e> {
     /// Sets the other rank of the pair.
     pub fn set_peer(&mut self, peer: u32) {
         self.peer = peer;
+    }
+
+    /// The other rank of the pair.
+    pub fn peer(&self) -> u32 {
+        self.peer
     }
 
     /// Sets the poster and the size of the operations that follow.
@@ -93,7 +161,8 @@ impl<'e> End<'e> {
         self.rank.number < self.peer
     }
 
-    fn left(&self) -> Duration {
+    /// The remaining time of the time limit.
+    pub fn left(&self) -> Duration {
         self.rank.left()
     }
 
@@ -101,6 +170,11 @@ impl<'e> End<'e> {
     pub fn barrier(&self) -> Result<()> {
         let nothing = self.memory.slice(0, 0)?;
         barrier_by(&self.context, BARRIER, &nothing, self.left())
+    }
+
+    /// The least value of all ranks.
+    pub fn least(&self, value: u64) -> Result<u64> {
+        Ok(self.context.agree(value, self.left())?.value)
     }
 
     /// Leaves the job, and returns the names of the parts.
@@ -114,8 +188,8 @@ impl<'e> End<'e> {
     // --- operations -----------------------------------------------------------------------
 
     /// The stream that posts, if it does.
-    fn stream(&self) -> Option<&'e Stream> {
-        (self.poster == Poster::Stream).then_some(&self.endpoint.stream)
+    fn stream(&self) -> Option<&Stream> {
+        (self.poster == Poster::Stream).then_some(&self.stream)
     }
 
     fn payload(&self, offset: usize) -> Result<Slice> {
@@ -258,10 +332,8 @@ impl<'e> End<'e> {
         let start = Instant::now();
         for i in 1..=count {
             round(self)?;
-            if let Some(stream) = self.stream()
-                && (i % batch == 0 || i == count)
-            {
-                self.bell.enqueue(stream)?;
+            if self.poster == Poster::Stream && (i % batch == 0 || i == count) {
+                self.bell.enqueue(&self.stream)?;
                 let before = self.bell.enqueued() - u32::from(i < count);
                 self.bell.poll_nth(before, deadline)?;
             }
@@ -271,6 +343,33 @@ impl<'e> End<'e> {
             self.context.synchronize(stream, self.left())?;
         }
         Ok(elapsed)
+    }
+
+    /// Enqueues a closed gate, one round that is not timed, in which the ranks' gates open one after
+    /// the other, and `count` rounds between two times of the GPU.
+    pub fn enqueue(
+        &mut self,
+        timer: &mut Timer,
+        count: u64,
+        mut round: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        timer.gate.close(&self.stream)?;
+        round(self)?;
+        timer.stamp(&self.stream, 0)?;
+        (0..count).try_for_each(|_| round(self))?;
+        timer.stamp(&self.stream, 1)?;
+        self.bell.enqueue(&self.stream)
+    }
+
+    /// Whether the stream has executed all that was enqueued.
+    pub fn has_ended(&self) -> bool {
+        self.bell.poll(Instant::now()).is_ok()
+    }
+
+    /// Polls until the stream has executed all that was enqueued, and returns the first error.
+    pub fn finish(&self) -> Result<()> {
+        self.bell.poll(Instant::now() + self.left())?;
+        Ok(self.context.synchronize(&self.stream, self.left())?)
     }
 
     // --- bytes ----------------------------------------------------------------------------

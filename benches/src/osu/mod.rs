@@ -4,10 +4,14 @@
 //! `end` has the operations of one rank and the checks of its bytes, `rounds` the patterns,
 //! `options` the ways (an operation and its poster), and `results` the tables. If the options name
 //! several ways, they run in turn for each size, and the report has their ratios. `pairs` measures
-//! the latency between all pairs of ranks.
+//! the latency between all pairs of ranks, one after the other, and `all_pairs` all at once; `ahead`
+//! measures with a CPU thread that sleeps, and `overlap` beside a kernel that computes.
 
+pub mod ahead;
+pub mod all_pairs;
 mod end;
 mod options;
+pub mod overlap;
 pub mod pairs;
 mod results;
 mod rounds;

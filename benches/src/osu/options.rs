@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,18 @@ pub struct Way {
     pub op: Op,
     /// Its poster.
     pub poster: Poster,
+}
+
+impl Way {
+    /// Fails for an operation that the target does not notice, and so cannot answer.
+    pub fn answered(self) -> Result<()> {
+        let answered = matches!(self.op, Op::Send | Op::PutSignal);
+        ensure!(
+            answered,
+            "{self}: the target does not notice it; use send or put-signal"
+        );
+        Ok(())
+    }
 }
 
 impl fmt::Display for Way {
@@ -87,18 +100,15 @@ pub struct Common {
 }
 
 impl Common {
-    /// One size in one way.
+    /// These sizes in one way.
     pub fn one(
-        size: u64,
+        sizes: Sizes,
         way: Way,
         [iterations, warmup]: [u64; 2],
         (threads, setup): (bool, Setup),
     ) -> Common {
         Common {
-            sizes: Sizes {
-                min: size,
-                max: size,
-            },
+            sizes,
             iterations: Some(iterations),
             warmup: Some(warmup),
             validation: false,

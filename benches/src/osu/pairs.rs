@@ -11,6 +11,7 @@ use super::end::End;
 use super::options::{Common, Op, Way};
 use super::results::Row;
 use super::rounds::{self, Pattern};
+use super::sizes::Sizes;
 use super::{Play, VERIFIED};
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
@@ -58,7 +59,7 @@ impl Options {
     fn play(&self) -> Play {
         let runs = (self.threads, self.setup.clone());
         let counts = [self.iterations, self.warmup];
-        let common = Common::one(self.size, self.way(), counts, runs);
+        let common = Common::one(Sizes::one(self.size), self.way(), counts, runs);
         Play::new(Pattern::Latency, &common)
     }
 

@@ -56,6 +56,27 @@ impl Row {
     }
 }
 
+/// A figure alone, and beside something else.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Both {
+    /// The figure alone.
+    pub alone: f64,
+    /// The figure beside something else.
+    pub beside: f64,
+}
+
+impl Both {
+    /// The second as a multiple of the first.
+    pub fn ratio(self) -> f64 {
+        self.beside / self.alone
+    }
+
+    /// Both, and the ratio, in a table.
+    pub fn cells(self) -> [String; 3] {
+        [self.alone, self.beside, self.ratio()].map(|figure| format!("{figure:.2}"))
+    }
+}
+
 /// The figure of a way as a multiple of that of the first way, for one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ratio {

@@ -27,24 +27,29 @@ pub enum Pattern {
 
 /// Measures one size in one way: verified rounds, then timed ones. Returns the time in nanoseconds.
 pub fn measure(end: &mut End<'_>, play: &Play, (size, way): (u64, Way)) -> Result<u64> {
-    let (pattern, op, window) = (play.pattern, way.op, play.window);
     end.set(way, size);
-    let warmup = play.common.warmup(pattern, size);
-    let iterations = play.common.iterations(pattern, size);
-    let batch = (BATCH / window).max(1);
+    let warmup = play.common.warmup(play.pattern, size);
     let mut elapsed = 0;
     for number in 0..=warmup {
+        let iterations = play.common.iterations(play.pattern, size);
         let count = if number < warmup { 1 } else { iterations };
         end.fill(number, play.common.corrupt == Some(number))?;
         end.barrier()?;
-        let time = end.repeat(count, batch, |end| round(end, pattern, op, window))?;
-        elapsed = time.as_nanos() as u64;
+        elapsed = timed(end, play, way.op, count)?;
         end.barrier()?;
-        if receives(pattern, op, end.is_first()) {
+        if receives(play.pattern, way.op, end.is_first()) {
             end.compare(number)?;
         }
     }
     Ok(elapsed)
+}
+
+/// Runs `count` iterations, and returns their time in nanoseconds.
+pub fn timed(end: &mut End<'_>, play: &Play, op: Op, count: u64) -> Result<u64> {
+    let (pattern, window) = (play.pattern, play.window);
+    let batch = (BATCH / window).max(1);
+    let time = end.repeat(count, batch, |end| round(end, pattern, op, window))?;
+    Ok(time.as_nanos() as u64)
 }
 
 /// Takes part in the measurement of a pair of other ranks.
@@ -57,7 +62,7 @@ pub fn stand_by(end: &End<'_>, play: &Play, size: u64) -> Result<()> {
 }
 
 /// Whether a rank of the pair receives bytes.
-fn receives(pattern: Pattern, op: Op, first: bool) -> bool {
+pub fn receives(pattern: Pattern, op: Op, first: bool) -> bool {
     match (pattern, op) {
         (Pattern::Latency, Op::Send | Op::PutSignal) | (Pattern::Bibw, _) => true,
         (_, Op::Get) => first,
@@ -66,7 +71,7 @@ fn receives(pattern: Pattern, op: Op, first: bool) -> bool {
 }
 
 /// One iteration.
-fn round(end: &mut End<'_>, pattern: Pattern, op: Op, window: u64) -> Result<()> {
+pub fn round(end: &mut End<'_>, pattern: Pattern, op: Op, window: u64) -> Result<()> {
     let first = end.is_first();
     match (pattern, op) {
         (Pattern::Latency, Op::Send) if first => end.wait(&[end.recv()?, end.send()?]),

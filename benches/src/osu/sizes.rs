@@ -16,6 +16,14 @@ pub struct Sizes {
 }
 
 impl Sizes {
+    /// One size.
+    pub fn one(size: u64) -> Sizes {
+        Sizes {
+            min: size,
+            max: size,
+        }
+    }
+
     /// The sizes, from the least on.
     pub fn each(self) -> impl Iterator<Item = u64> {
         let double = |size: &u64| size.checked_mul(2);

@@ -2,15 +2,13 @@
 
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
-use plotters::prelude::*;
+use anyhow::{Context as _, Result};
+use plotters::style::RGBColor;
 
 use super::{Figures, Row};
 use crate::options::Layer;
+use crate::plot;
 use crate::report;
-use crate::table;
-
-const SIZE: (u32, u32) = (800, 500);
 
 /// A curve: its name, its colour, and the value of a row in nanoseconds.
 type Curve = (&'static str, RGBColor, fn(&Row) -> u64);
@@ -33,11 +31,11 @@ const BESIDE: Curve = ("mp, median", RGBColor(0x75, 0x70, 0xb3), |row| {
 
 /// Draws one-way latency over size, on logarithmic axes.
 pub fn latency(path: &Path, figures: &Figures) -> Result<()> {
-    let svg = draw(figures).map_err(|e| anyhow!("drawing {}: {e}", path.display()))?;
+    let svg = draw(figures).with_context(|| format!("drawing {}", path.display()))?;
     report::write_text(path, &svg)
 }
 
-fn draw(figures: &Figures) -> Result<String, Box<dyn std::error::Error + '_>> {
+fn draw(figures: &Figures) -> Result<String> {
     let of = |layer: Layer| -> Vec<&Row> {
         let mut rows: Vec<&Row> = figures.sizes.iter().filter(|r| r.layer == layer).collect();
         rows.sort_by_key(|row| row.size);
@@ -55,53 +53,17 @@ fn draw(figures: &Figures) -> Result<String, Box<dyn std::error::Error + '_>> {
                 .filter(|(_, rows)| !rows.is_empty()),
         )
     };
-    let values = || drawn().flat_map(|((_, _, f), rows)| rows.iter().map(|row| us(f(row))));
-    let (low, high) = values().fold((f64::MAX, 0.0f64), |(a, b), v| (a.min(v), b.max(v)));
-    let sizes = || rows.iter().map(|row| row.size as f64);
-    let (small, large) = sizes().fold((f64::MAX, 0.0f64), |(a, b), v| (a.min(v), b.max(v)));
     let names = &figures.header.names;
     let title = format!(
         "one-way latency, {}, {}, {}",
         names.gpu, names.provider, names.lowering
     );
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        area.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&area)
-            .caption(title, ("sans-serif", 18))
-            .margin(12)
-            .x_label_area_size(44)
-            .y_label_area_size(76)
-            .build_cartesian_2d(
-                (small / 1.5..large * 1.5).log_scale(),
-                (low / 1.5..high * 1.5).log_scale(),
-            )?;
-        chart
-            .configure_mesh()
-            .x_desc("size of a message")
-            .y_desc("microseconds")
-            .x_label_formatter(&|v| table::bytes(v.round() as u64))
-            .y_label_formatter(&|v| format!("{v}"))
-            .draw()?;
-        for ((name, color, f), rows) in drawn() {
-            let points = rows.iter().map(|row| (row.size as f64, us(f(row))));
-            chart
-                .draw_series(LineSeries::new(points, color.stroke_width(2)))?
-                .label(*name)
-                .legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
-                });
-        }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .border_style(BLACK)
-            .background_style(WHITE)
-            .draw()?;
-        area.present()?;
-    }
-    Ok(svg)
+    let curve = |((name, color, f), rows): (&Curve, &Vec<&Row>)| plot::Curve {
+        name: (*name).to_owned(),
+        color: *color,
+        points: rows.iter().map(|row| (row.size, us(f(row)))).collect(),
+    };
+    plot::latency(&title, &drawn().map(curve).collect::<Vec<_>>())
 }
 
 /// Microseconds; never zero, which a logarithmic axis cannot show.

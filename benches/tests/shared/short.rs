@@ -22,7 +22,7 @@ pub struct On {
 pub type Short = (&'static str, &'static str, fn(&Value, &On));
 
 /// All commands.
-pub const SHORT: [Short; 40] = [
+pub const SHORT: [Short; 46] = [
     ("post", "post --bursts 4", |r, on| post(r, on, 3)),
     (
         "post with messages",
@@ -275,6 +275,41 @@ pub const SHORT: [Short; 40] = [
         );
     }),
     (
+        "all_pairs",
+        "all_pairs -n 3 -i 40 -x 1 -b 20000 -W 3",
+        |r, on| {
+            names(r, "/figures/names", on);
+            all_pairs(r, &["[0,1]", "[0,2]", "[1,2]"]);
+        },
+    ),
+    (
+        "all_pairs of puts with signals",
+        "all_pairs -n 4 -i 20 -x 1 -b 4Ki --op put-signal",
+        |r, _| all_pairs(r, &["[0,1]", "[0,2]", "[0,3]", "[1,2]", "[1,3]", "[2,3]"]),
+    ),
+    ("ahead", "ahead -m 8:16 -i 64 -x 1", |r, on| {
+        names(r, "/figures/names", on);
+        ahead(r, [8.0, 16.0]);
+    }),
+    (
+        "ahead, puts with signals between threads",
+        "ahead -m 4000:8000 -i 64 -x 1 --op put-signal --threads",
+        |r, _| ahead(r, [4000.0, 8000.0]),
+    ),
+    (
+        "overlap",
+        "overlap -m 8:16 -i 20 -x 1 --kernels 3 --blocks 2 --rounds 10 --poster cpu,stream",
+        |r, on| {
+            names(r, "/figures/names", on);
+            overlap(r, 4);
+        },
+    ),
+    (
+        "overlap of puts between threads",
+        "overlap -m 9000:9000 -i 5 -x 1 --kernels 3 --blocks 2 --rounds 10 --op put,get --threads",
+        |r, _| overlap(r, 2),
+    ),
+    (
         "producer_consumer",
         "producer_consumer -i 200 -W 3 -s 1000",
         |r, on| {
@@ -317,7 +352,7 @@ pub fn play((name, words, holds): &Short, on: &On) {
 }
 
 /// Commands with an injected error, and the message that they must print.
-pub const WRONG: [(&str, &str); 7] = [
+pub const WRONG: [(&str, &str); 10] = [
     (
         "pingpong --sizes 64 --iterations 20 --threads --corrupt 9",
         "byte 32 of message 9 from rank 1",
@@ -327,6 +362,19 @@ pub const WRONG: [(&str, &str); 7] = [
     (
         "bandwidth -m 64:64 -W 3 -i 1 -x 3 --threads --corrupt 2",
         "wrong bytes in round 2: byte 32 is ",
+    ),
+    (
+        "ahead -m 64:64 -i 64 -x 2 --threads --corrupt 1",
+        "wrong bytes in round 1: byte 32 is ",
+    ),
+    (
+        "all_pairs -n 3 -s 64 -i 20 -x 1 --threads --corrupt 1",
+        "wrong bytes in round 1: byte 32 is ",
+    ),
+    // The round of the messages beside kernels.
+    (
+        "overlap -m 64:64 -i 20 -x 2 --kernels 3 --blocks 2 --rounds 10 --threads --corrupt 3",
+        "wrong bytes in round 3: byte 32 is ",
     ),
     (
         "neighbours -n 2 -i 1 --threads --corrupt 3",
@@ -436,6 +484,53 @@ fn neighbours(report: &Value, ways: &[&str], steps: f64) {
     let ratios = report["figures"]["ratios"].as_array().unwrap();
     assert_eq!(ratios.len(), ways.len() - 1);
     assert!(ratios.iter().all(|ratio| number(ratio, "/host") > 0.0));
+}
+
+/// Both figures of a measurement alone and beside something else.
+fn both_of(row: &Value, at: &str) {
+    for when in ["alone", "beside"] {
+        assert!(number(row, &format!("/{at}/{when}")) > 0.0, "{row:#}");
+    }
+}
+
+fn all_pairs(report: &Value, ranks: &[&str]) {
+    let pairs = report["figures"]["pairs"].as_array().unwrap();
+    let found: Vec<_> = pairs.iter().map(|pair| pair["ranks"].to_string()).collect();
+    assert_eq!(found, ranks);
+    for pair in pairs {
+        both_of(pair, "latency_us");
+        both_of(pair, "megabytes_per_second");
+    }
+    let slowest = pairs
+        .iter()
+        .map(|pair| number(pair, "/megabytes_per_second/beside"));
+    let slowest = slowest.fold(f64::INFINITY, f64::min);
+    let sum = number(report, "/figures/sum_megabytes_per_second");
+    assert!((sum / slowest / pairs.len() as f64 - 1.0).abs() < 1e-6);
+}
+
+fn ahead(report: &Value, sizes: [f64; 2]) {
+    let rows = report["figures"]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for (row, size) in rows.iter().zip(sizes) {
+        assert_eq!(number(row, "/size"), size);
+        // Two batches of 32 rounds.
+        assert_eq!(number(row, "/polling_ns/count"), 1.0);
+        assert_eq!(number(row, "/sleeping_ns/count"), 1.0);
+        assert!(number(row, "/ratio") > 0.0, "{row:#}");
+    }
+}
+
+fn overlap(report: &Value, count: usize) {
+    let rows = report["figures"]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), count);
+    for row in rows {
+        both_of(row, "latency_us");
+        both_of(row, "kernel_us");
+    }
+    let ratios = report["figures"]["ratios"].as_array().unwrap();
+    assert_eq!(ratios.len(), count);
+    assert!(ratios.iter().all(|ratio| number(ratio, "/kernel") > 0.0));
 }
 
 /// A row for each size and way, and a ratio for each way but the first.
