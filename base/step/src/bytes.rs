@@ -67,3 +67,59 @@ pub unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
         }
     });
 }
+
+/// Copies between shared memory that does not overlap.
+///
+/// # Safety
+/// The `len` bytes at `from` and at `to` are live, and other threads access them only atomically.
+pub unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
+    /// Bytes of the buffer between memory of different alignment.
+    const PIECE: usize = 4096;
+    if (from.addr().get() ^ to.addr().get()).is_multiple_of(8) {
+        // SAFETY: each word is within the caller's bytes, aligned to its size in both.
+        return words(to, len, |i, size| unsafe {
+            let (from, to) = (from.as_ptr().add(i), to.as_ptr().add(i));
+            match size {
+                8 => AtomicU64::from_ptr(to.cast())
+                    .store(AtomicU64::from_ptr(from.cast()).load(Relaxed), Relaxed),
+                4 => AtomicU32::from_ptr(to.cast())
+                    .store(AtomicU32::from_ptr(from.cast()).load(Relaxed), Relaxed),
+                2 => AtomicU16::from_ptr(to.cast())
+                    .store(AtomicU16::from_ptr(from.cast()).load(Relaxed), Relaxed),
+                _ => AtomicU8::from_ptr(to).store(AtomicU8::from_ptr(from).load(Relaxed), Relaxed),
+            }
+        });
+    }
+    let mut piece = [0; PIECE];
+    for at in (0..len).step_by(PIECE) {
+        let piece = &mut piece[..PIECE.min(len - at)];
+        // SAFETY: within the caller's bytes.
+        unsafe {
+            copy_out(from.add(at), piece);
+            copy_in(to.add(at), piece);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_every_alignment_and_length_change_their_bytes_alone() {
+        const ROOM: usize = 10_000;
+        let source: Vec<u8> = (0..ROOM).map(|i| (i % 251) as u8 | 1).collect();
+        for (from, to) in (0..9).flat_map(|from| (0..9).map(move |to| (from, to))) {
+            for len in (0..40).chain([4095, 4096, 4097, 9000]) {
+                let (mut shared, mut into) = (source.clone(), vec![0; ROOM]);
+                let at = |bytes: &mut Vec<u8>, i| NonNull::from(&mut bytes[i..]).cast::<u8>();
+                // SAFETY: the bytes are inside the vectors, which this thread alone accesses.
+                unsafe { copy(at(&mut shared, from), at(&mut into, to), len) };
+                let right = &source[from..from + len];
+                assert_eq!(&into[to..to + len], right, "{len} bytes, {from} to {to}");
+                let rest = into[..to].iter().chain(&into[to + len..]);
+                assert!(rest.copied().all(|b| b == 0), "{len} bytes, {from} to {to}");
+            }
+        }
+    }
+}

@@ -30,7 +30,7 @@ mod word;
 pub use bell::{Bell, BellError};
 pub use live::{Failure, Live, LiveConfig, LiveError};
 pub use lock::Mutex;
-pub use machine::{Env, Host, Machine, MachineId, Probe, Shared, Step, Thread};
+pub use machine::{Awaits, Env, Host, Machine, MachineId, Probe, Shared, Step, Thread};
 pub use panics::panic_message;
 pub use thread_times::{ThreadTime, thread_times};
 pub use time::{Time, after, deadline};

@@ -18,6 +18,17 @@ pub enum Step {
     IdleUntil(Option<Time>),
 }
 
+/// What may change the state of an idle machine, apart from time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Awaits {
+    /// Only calls that [ring](Env::ring). Its thread may sleep long.
+    Rings,
+    /// Also stores of devices without a ring, which its thread has to poll for.
+    Devices,
+    /// Also stores of the CPU to the word of a stream: [`Env::stored`] wakes its thread.
+    Stores,
+}
+
 /// A device, link or watcher that does a bounded amount of work at each call. It owns no thread and
 /// reads no clock except the `now` argument.
 pub trait Machine: Send {
@@ -32,6 +43,12 @@ pub trait Machine: Send {
     fn probe(&self) -> Option<Probe> {
         None
     }
+
+    /// What the machine waits for after its last step. Only a step, or a change with a
+    /// [`ring`](Env::ring) behind it, may change the answer to a later one.
+    fn awaits(&self) -> Awaits {
+        Awaits::Stores
+    }
 }
 
 /// Names the current operation of a machine's step; `None`: no step that can be named is running.
@@ -40,7 +57,8 @@ pub type Probe = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 /// Which thread of the driver steps a machine under `live` (`sim` has one thread).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thread {
-    /// The device thread: it spins while there is work, then sleeps at most 50 us at a time.
+    /// The device thread: it spins while there is work, then sleeps at most 50 us at a time, or 1 ms
+    /// while its machines [wait for rings only](Awaits::Rings).
     Device,
     /// A thread for this machine alone, which steps it about once per millisecond. A driver call
     /// that blocks there does not affect other machines.
@@ -75,6 +93,12 @@ pub trait Env: Send + Sync + fmt::Debug {
     /// Wakes the machines that may wait for an earlier store of the caller. It is cheap if no
     /// thread sleeps. It orders the caller's earlier stores before the check for a sleeper.
     fn ring(&self);
+
+    /// As [`Env::ring`], after a store to a word that a stream may wait for. It does nothing if no
+    /// machine [awaits stores](Awaits::Stores).
+    fn stored(&self) {
+        self.ring();
+    }
 }
 
 /// A driver to which machines can be attached.
@@ -151,5 +175,10 @@ impl<M: Machine> Machine for Shared<M> {
 
     fn name(&self) -> String {
         self.0.machine.lock().name()
+    }
+
+    fn awaits(&self) -> Awaits {
+        let machine = self.0.machine.try_lock();
+        machine.map_or(Awaits::Stores, |machine| machine.awaits())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gds_step::{Bell, Env, Host, Machine, MachineId, Step, Thread, Time};
+use gds_step::{Awaits, Bell, Env, Host, Machine, MachineId, Step, Thread, Time};
 use gds_step::{Live, LiveConfig};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -64,8 +64,9 @@ fn copier() -> (Arc<[AtomicU64; 3]>, Box<dyn Machine>) {
 /// Waits until the copier is not stepped any more: its thread sleeps.
 fn until_asleep(live: &Live, words: &[AtomicU64; 3]) {
     eventually(live, || words[2].load(Ordering::Relaxed) > 0);
-    let mut last = 0;
+    let (mut last, start) = (0, Instant::now());
     while last != words[2].load(Ordering::Relaxed) {
+        assert!(start.elapsed() < LONG, "still awake");
         last = words[2].load(Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -87,6 +88,53 @@ fn ring_ends_a_sleep_of_an_hour() {
         }
         live.detach(id);
     }
+}
+
+/// A machine that awaits no stores of the CPU.
+struct Deaf(Awaits, Box<dyn Machine>);
+
+impl Machine for Deaf {
+    fn step(&mut self, now: Time) -> Step {
+        self.1.step(now)
+    }
+    fn name(&self) -> String {
+        self.1.name()
+    }
+    fn awaits(&self) -> Awaits {
+        self.0
+    }
+}
+
+#[test]
+fn store_wakes_a_thread_only_if_a_machine_awaits_stores() {
+    let resting = LiveConfig {
+        spin: Duration::ZERO,
+        rest: HOUR,
+        ..LiveConfig::default()
+    };
+    for (awaits, config) in [(Awaits::Devices, sleepy()), (Awaits::Rings, resting)] {
+        let live = Live::new(config).unwrap();
+        let (words, machine) = copier();
+        live.attach(Thread::Device, Box::new(Deaf(awaits, machine)));
+        until_asleep(&live, &words);
+        let rounds = words[2].load(Ordering::Relaxed);
+        words[0].store(1, Ordering::Release);
+        live.stored();
+        // A thread that was woken in error would run a round within this time, or not be detected.
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(words[2].load(Ordering::Relaxed), rounds);
+        live.ring();
+        eventually(&live, || words[1].load(Ordering::Acquire) == 1);
+    }
+
+    let live = Live::new(sleepy()).unwrap();
+    live.attach(Thread::Device, Box::new(Deaf(Awaits::Rings, copier().1)));
+    let (words, machine) = copier();
+    live.attach(Thread::Device, machine);
+    until_asleep(&live, &words);
+    words[0].store(2, Ordering::Release);
+    live.stored();
+    eventually(&live, || words[1].load(Ordering::Acquire) == 2);
 }
 
 #[test]

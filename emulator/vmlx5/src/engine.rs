@@ -1,6 +1,6 @@
 //! The step of a NIC: frames, doorbells, timeouts, and turns of the queue pairs.
 
-use gds_step::{Machine, Step, Time};
+use gds_step::{Awaits, Machine, Step, Time};
 use mlx5_prm::doorbell;
 
 use crate::attr::Service;
@@ -83,6 +83,11 @@ impl Machine for Nic {
 
     fn name(&self) -> String {
         self.core.config.name.clone()
+    }
+
+    /// The CPU rings behind a doorbell; another device does not.
+    fn awaits(&self) -> Awaits {
+        Awaits::Devices
     }
 }
 

@@ -173,6 +173,19 @@ impl Mapped {
     }
 }
 
+impl Mapped {
+    /// Copies `len` bytes from `source`, as [`Mapped::read`] and [`Mapped::write`] do.
+    pub fn copy_from(&self, offset: usize, source: &Mapped, from: usize, len: usize) {
+        self.check(offset, len, 1);
+        source.check(from, len, 1);
+        fence(Ordering::Release);
+        // SAFETY: inside both spans, as checked, which are only accessed atomically.
+        unsafe { bytes::copy(source.base.add(from), self.base.add(offset), len) };
+        fence(Ordering::Acquire);
+        self.settle();
+    }
+}
+
 impl RingMemory for Mapped {
     #[inline]
     fn store_segment(&self, offset: usize, segment: &[u8; 16]) {

@@ -357,6 +357,29 @@ impl Region {
         }
         Ok(())
     }
+
+    /// Copies `len` bytes at byte `from` of `source` into the region at byte `offset`, by the CPU
+    /// and without memory between them. As [`Region::read`] followed by [`Region::write`], if the
+    /// CPU can access both regions. `false`: it cannot, and nothing is copied. The bytes of the two
+    /// must not overlap, or their content is undefined.
+    ///
+    /// # Errors
+    /// `Invalid` if a range is not inside its region.
+    pub fn copy_from(
+        &self,
+        offset: usize,
+        source: &Region,
+        from: usize,
+        len: usize,
+    ) -> Result<bool> {
+        self.check("write region", offset, len, 1)?;
+        source.check("read region", from, len, 1)?;
+        let both = self.mapped().ok().zip(source.mapped().ok());
+        if let Some((into, source)) = both {
+            into.copy_from(offset, &source, from, len);
+        }
+        Ok(both.is_some())
+    }
 }
 
 macro_rules! word {
@@ -403,7 +426,7 @@ macro_rules! word {
                     Ok(mapped) => mapped.$store(self.offset, value),
                     Err(_) => self.region.write(self.offset, &value.to_ne_bytes())?,
                 }
-                self.region.gpu().host().ring();
+                self.region.gpu().host().stored();
                 Ok(())
             }
         }
@@ -428,7 +451,7 @@ impl Word64 {
             .region
             .mapped()?
             .compare_swap64(self.offset, current, new);
-        self.region.gpu().host().ring();
+        self.region.gpu().host().stored();
         Ok(before)
     }
 

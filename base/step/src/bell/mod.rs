@@ -7,14 +7,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
-use protocol::ASLEEP;
+use protocol::AWAKE;
 
 const PAGE: usize = 4096;
 
@@ -27,23 +27,44 @@ mod protocol {
 
     pub const AWAKE: u32 = 0;
     pub const ASLEEP: u32 = 1;
+    /// Asleep, and `stored` does not wake it.
+    pub const ASLEEP_TO_STORES: u32 = 2;
 
     /// The ringer's step, after its stores. `true`: the caller must wake the sleeper.
     #[inline]
     pub fn ring<W: Word<Value = u32>>(word: &W) -> bool {
         // Pairs with the fence in `announce`: either the sleeper's second check observes the
-        // caller's stores, or the load below observes ASLEEP.
+        // caller's stores, or the load below does not observe AWAKE.
         W::fence(Ordering::SeqCst);
         // The exchange elects one waker among several ringers.
-        word.load(Ordering::Relaxed) == ASLEEP && word.swap(AWAKE, Ordering::Relaxed) == ASLEEP
+        word.load(Ordering::Relaxed) != AWAKE && word.swap(AWAKE, Ordering::Relaxed) != AWAKE
+    }
+
+    /// As `ring`, but does not wake a sleeper that ignores stores.
+    #[inline]
+    pub fn stored<W: Word<Value = u32>>(word: &W) -> bool {
+        // Pairs with the fence in `announce`, as in `ring`.
+        W::fence(Ordering::SeqCst);
+        word.load(Ordering::Relaxed) == ASLEEP
+            && word
+                .compare_exchange(ASLEEP, AWAKE, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// The sleeper's step, after a second check that found it in a state that no store ends. It
+    /// changes nothing if a ringer has ended the announcement.
+    #[inline]
+    pub fn ignore_stores<W: Word<Value = u32>>(word: &W) {
+        let order = Ordering::Relaxed;
+        let _ = word.compare_exchange(ASLEEP, ASLEEP_TO_STORES, order, order);
     }
 
     /// The sleeper's step, before its second check. After it the sleeper may wait as long as the
-    /// word is ASLEEP.
+    /// word is not AWAKE.
     #[inline]
     pub fn announce<W: Word<Value = u32>>(word: &W) {
         word.store(ASLEEP, Ordering::Relaxed);
-        // Pairs with the fence in `ring`.
+        // Pairs with the fences in `ring` and `stored`.
         W::fence(Ordering::SeqCst);
     }
 
@@ -164,6 +185,21 @@ impl Bell {
         }
     }
 
+    /// As [`ring`](Bell::ring), but does not wake a sleeper that [ignores
+    /// stores](Bell::ignore_stores).
+    #[inline]
+    pub fn stored(&self) {
+        if protocol::stored(self.word()) {
+            self.wake();
+        }
+    }
+
+    /// Within the check of [`nap`](Bell::nap), after its loads: only a [`ring`](Bell::ring) ends
+    /// the sleep that follows.
+    pub fn ignore_stores(&self) {
+        protocol::ignore_stores(self.word());
+    }
+
     #[cold]
     fn wake(&self) {
         // If the wake-up fails, the sleeper wakes at its timeout, so no error is reported.
@@ -186,8 +222,12 @@ impl Bell {
                 tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(limit.subsec_nanos()),
             });
-            // Woken, timed out or interrupted: in each case the caller checks for work again.
-            let _ = futex::wait(self.word(), futex::Flags::empty(), ASLEEP, limit.as_ref());
+            // Only this thread changes a value other than AWAKE into another one.
+            let asleep = self.word().load(Ordering::Relaxed);
+            if asleep != AWAKE {
+                // Woken, timed out or interrupted: in each case the caller checks for work again.
+                let _ = futex::wait(self.word(), futex::Flags::empty(), asleep, limit.as_ref());
+            }
         }
         protocol::rise(self.word());
     }

@@ -174,4 +174,66 @@ mod model {
             word.load(Ordering::Relaxed) == ASLEEP && word.swap(AWAKE, Ordering::Relaxed) == ASLEEP
         });
     }
+
+    const QUEUE: usize = 0;
+    const WORD: usize = 1;
+
+    /// A stream whose queue a rank fills and rings for, and whose word a CPU stores. The sleeper
+    /// ignores stores until it has found the queue filled. No spin comes before a sleep.
+    fn check_a_stream(stored: fn(&AtomicU32) -> bool, ignores: fn(bool) -> bool) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(move || {
+            let model = Arc::new(Model {
+                bell: AtomicU32::new(AWAKE),
+                bucket: Mutex::new(()),
+                woken: Condvar::new(),
+                doorbells: (0..2).map(|_| AtomicU32::new(0)).collect(),
+            });
+            let post = |i, ring| {
+                let model = Arc::clone(&model);
+                loom::thread::spawn(move || model.post(i, ring))
+            };
+            let ringers = [post(QUEUE, protocol::ring), post(WORD, stored)];
+            loop {
+                protocol::announce(&model.bell);
+                let filled = |i: usize| model.doorbells[i].load(Ordering::Relaxed) == 1;
+                let begun = filled(QUEUE);
+                if begun && filled(WORD) {
+                    break;
+                }
+                if ignores(begun) {
+                    protocol::ignore_stores(&model.bell);
+                }
+                let bucket = model.bucket.lock().unwrap();
+                if model.bell.load(Ordering::Relaxed) != AWAKE {
+                    drop(model.woken.wait(bucket).unwrap());
+                }
+                protocol::rise(&model.bell);
+            }
+            for ringer in ringers {
+                ringer.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn no_store_is_lost_that_a_stream_waits_for() {
+        check_a_stream(protocol::stored, |begun| !begun);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn store_without_the_fence_is_lost() {
+        let unfenced = |word: &AtomicU32| {
+            word.load(Ordering::Relaxed) == ASLEEP && word.swap(AWAKE, Ordering::Relaxed) == ASLEEP
+        };
+        check_a_stream(unfenced, |begun| !begun);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn sleeper_that_ignores_stores_at_a_wait_loses_one() {
+        check_a_stream(protocol::stored, |_| true);
+    }
 }

@@ -26,11 +26,18 @@ pub struct LiveConfig {
     /// the delay of a store without a wake-up. Default 40 us, which leaves the kernel 10 us to wake
     /// the thread.
     pub nap: Duration,
+    /// As `nap`, while every machine waits for a ring only ([`Awaits::Rings`](crate::Awaits)).
+    /// Default 1 ms: each wake-up takes the processor from a rank. It bounds the delay if a machine
+    /// errs.
+    pub rest: Duration,
     /// The interval at which the watchers' machines are stepped without progress. Default 1 ms.
     pub watch: Duration,
-    /// How long [`Env::wait_until`] spins before it sleeps. Default 5 us, zero on a machine with
-    /// one processor.
+    /// How long [`Env::wait_until`] spins before it yields. Default 5 us, zero on a machine with one
+    /// processor.
     pub wait_spin: Duration,
+    /// How long [`Env::wait_until`] then yields the processor to other threads between two checks,
+    /// before it sleeps. Default 50 us, about the time of a sleep and a wake-up.
+    pub wait_yield: Duration,
     /// The first sleep of [`Env::wait_until`]; each next one is twice as long. Default 20 us.
     pub wait_first: Duration,
     /// The longest sleep of [`Env::wait_until`]. Default 500 us.
@@ -47,8 +54,10 @@ impl Default for LiveConfig {
         LiveConfig {
             spin: Duration::from_micros(500),
             nap: Duration::from_micros(40),
+            rest: Duration::from_millis(1),
             watch: Duration::from_millis(1),
             wait_spin: Duration::from_micros(if alone { 0 } else { 5 }),
+            wait_yield: Duration::from_micros(50),
             wait_first: Duration::from_micros(20),
             wait_longest: Duration::from_micros(500),
             keep: Duration::from_micros(if alone { 0 } else { 2 }),
@@ -90,8 +99,9 @@ pub struct Failure {
 /// * `gds-device` steps the machines of [`Thread::Device`] round robin. It spins while any of them
 ///   makes progress and for [`LiveConfig::spin`] after it. Then it sleeps on the [`Bell`]. While a
 ///   machine is attached, it sleeps at most [`LiveConfig::nap`] at a time, so it detects a store
-///   without a wake-up within that time. It sleeps shorter if a machine requests it, and without
-///   limit while no machine is attached.
+///   without a wake-up within that time. It sleeps shorter if a machine requests it, at most
+///   [`LiveConfig::rest`] while every machine waits for a ring only, and without limit while no
+///   machine is attached.
 /// * `gds-cpu` does the same for [`Thread::Cpu`]. It starts with the first machine of this kind.
 /// * Each machine of [`Thread::Watch`] has its own thread `gds-watch`, from the attach to the
 ///   detach. A watcher that is stuck in a driver call therefore does not stop another. The thread
@@ -187,6 +197,7 @@ impl Live {
         Pace {
             spin: config.spin,
             nap: config.nap,
+            rest: config.rest,
             keep: config.keep,
         }
     }
@@ -207,6 +218,7 @@ impl Live {
         let pace = Pace {
             spin: Duration::ZERO,
             nap: self.config.watch,
+            rest: Duration::ZERO,
             keep: Duration::ZERO,
         };
         self.start_worker("gds-watch", pace)
@@ -237,8 +249,13 @@ impl Env for Live {
             if now >= deadline {
                 return false;
             }
-            if now < *spin_until.get_or_insert(now + self.config.wait_spin) {
+            let spin_until = *spin_until.get_or_insert(now + self.config.wait_spin);
+            if now < spin_until {
                 std::hint::spin_loop();
+                continue;
+            }
+            if now < spin_until + self.config.wait_yield {
+                std::thread::yield_now();
                 continue;
             }
             std::thread::sleep(nap.min(deadline - now));
@@ -250,6 +267,13 @@ impl Env for Live {
         self.device.bell().ring();
         if let Some(Some(cpu)) = self.cpu.get() {
             cpu.bell().ring();
+        }
+    }
+
+    fn stored(&self) {
+        self.device.bell().stored();
+        if let Some(Some(cpu)) = self.cpu.get() {
+            cpu.bell().stored();
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::{Bell, Machine, MachineId, Mutex, Probe, Step, Time};
+use crate::{Awaits, Bell, Machine, MachineId, Mutex, Probe, Step, Time};
 
 use super::{Failure, LiveError};
 use crate::panic_message;
@@ -34,6 +34,8 @@ pub(super) struct Pace {
     pub spin: Duration,
     /// The longest sleep while any machine is attached.
     pub nap: Duration,
+    /// As `nap`, while every machine waits for a ring only.
+    pub rest: Duration,
     /// How long to spin before the thread yields the processor between two checks.
     pub keep: Duration,
 }
@@ -196,17 +198,23 @@ impl Worker {
                 if slots.is_empty() {
                     return Some(Duration::MAX);
                 }
-                match self.round(&mut slots, now) {
-                    Round::Progress => {
-                        spin_until = now + self.pace.spin;
-                        None
-                    }
-                    Round::Idle(Time::NEVER) => Some(self.pace.nap),
-                    Round::Idle(next) => {
-                        let left = next.since(self.now());
-                        (!left.is_zero()).then(|| left.min(self.pace.nap))
-                    }
+                let Round::Idle(next) = self.round(&mut slots, now) else {
+                    spin_until = now + self.pace.spin;
+                    return None;
+                };
+                let awaits = slots.iter().map(|slot| slot.machine.awaits()).max();
+                if awaits != Some(Awaits::Stores) {
+                    self.bell.ignore_stores();
                 }
+                let longest = match awaits {
+                    Some(Awaits::Rings) => self.pace.nap.max(self.pace.rest),
+                    _ => self.pace.nap,
+                };
+                if next == Time::NEVER {
+                    return Some(longest);
+                }
+                let left = next.since(self.now());
+                (!left.is_zero()).then(|| left.min(longest))
             });
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
-use gds_step::{Machine, Probe, Step, Time};
+use gds_step::{Awaits, Machine, Probe, Step, Time};
 
 use super::Core;
 use super::lane::{Cx, Lane, Ran};
@@ -157,6 +157,14 @@ impl Machine for Engine {
 
     fn name(&self) -> String {
         format!("{}.engine", self.core.name)
+    }
+
+    /// A store can advance only a stream that has begun an operation; a submission rings.
+    fn awaits(&self) -> Awaits {
+        match self.lanes.iter().any(Lane::has_begun) {
+            true => Awaits::Stores,
+            false => Awaits::Rings,
+        }
     }
 
     fn probe(&self) -> Option<Probe> {

@@ -103,6 +103,11 @@ impl Lane {
         held_back
     }
 
+    /// Whether an operation has begun and not ended.
+    pub(crate) fn has_begun(&self) -> bool {
+        !matches!(self.current, Current::Nothing)
+    }
+
     /// Runs at most `budget` operations, or one chunk of a longer one.
     pub(crate) fn run(&mut self, cx: &mut Cx<'_>, budget: u32) -> Ran {
         let mut ran = Ran::Nothing(None);

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_step::Live;
-use gds_step::{Bell, Host, Machine, MachineId, Shared, Step, Thread, Time};
+use gds_step::{Awaits, Bell, Host, Machine, MachineId, Shared, Step, Thread, Time};
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
 use self::errors::refused;
@@ -53,6 +53,8 @@ struct Owned {
 struct Stepped {
     nic: vmlx5::Nic,
     events: Arc<Events>,
+    /// Whether the GPU is a software GPU.
+    soft: bool,
 }
 
 impl Deref for Stepped {
@@ -109,6 +111,14 @@ impl Machine for Stepped {
 
     fn name(&self) -> String {
         self.nic.name()
+    }
+
+    /// The streams of a software GPU run on the thread that steps the NIC.
+    fn awaits(&self) -> Awaits {
+        match self.soft {
+            true => Awaits::Rings,
+            false => self.nic.awaits(),
+        }
     }
 }
 
@@ -169,6 +179,7 @@ impl EmulatedNic {
         let nic = Shared::new(Stepped {
             nic,
             events: Arc::clone(&events),
+            soft: gpu.is_software(),
         });
         let host = Arc::clone(gpu.host());
         let machine = host.attach(Thread::Device, Box::new(nic.clone()));
