@@ -42,6 +42,7 @@ fn play(ctx: &Context, words: usize) -> Result<()> {
     let (me, ranks) = (ctx.rank(), ctx.size());
     by_cpu(&Blocks::new(ctx, words, 1)?)?;
     by_stream(ctx, &Blocks::new(ctx, words, 2)?)?;
+    ctx.collectives(WORD)?.barrier(LIMIT)?; // no rank leaves while another waits
     println!("putget: rank {me} of {ranks}: blocks of {words} words put and got, all right: ok");
     Ok(())
 }
@@ -57,15 +58,14 @@ struct Blocks {
 }
 
 impl Blocks {
+    #[rustfmt::skip]
     fn new(ctx: &Context, words: usize, round: u64) -> Result<Blocks> {
         let (bytes, ranks, me) = (words * WORD, ctx.size(), ctx.rank());
         let all = ranks as usize * (bytes + WORD) + WORD;
         let (shared, local) = (ctx.alloc(Device, all)?, ctx.alloc(Device, all)?); // zeroed
         shared.write_slice(me as usize * words, &block(me, words, round))?;
         let window = ctx.window(&shared)?; // all ranks call it
-        #[rustfmt::skip]
-        let blocks = Blocks { bytes, ranks, me, window, local };
-        Ok(blocks)
+        Ok(Blocks { bytes, ranks, me, window, local })
     }
 
     fn others(&self) -> impl Iterator<Item = u32> {
