@@ -4,6 +4,7 @@ fn main() -> Result<(), gdsync_build::Error> {
     gdsync_build::Kernels::new("mp_kernels")
         .source("device/mp_collect.cu")
         .source("device/mp_flag.cu")
+        .source("device/mp_direct.cu")
         .source("device/mp_put.cu")
         .source("device/mp_stamp.cu")
         .source("device/mp_strided.cu")

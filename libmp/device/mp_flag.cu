@@ -7,11 +7,7 @@ namespace mp {
 
 // libmp/src/kernels/params.rs has the same layout, and describes the fields.
 struct Flag {
-    u64 credit;
-    u64 taken;
-    u64 before;
-    u64 after;
-    u64 last;
+    Credit slot;
     u64 done;
     u64 serial;
     u64 from;
@@ -24,31 +20,10 @@ struct Flag {
 
 static_assert(sizeof(Flag) == 104, "layout");
 
-GDS_DEVICE bool at_least(u64 word, u64 value) { return static_cast<long long>(word - value) >= 0; }
-
-// Waits until the slot is free. False: the library has released the wait, because the peer is lost.
-GDS_DEVICE bool await_credit(const Flag& p) {
-    const u32 before = static_cast<u32>(p.before);
-    u32 looks = 0;
-    u64 w = static_cast<u64>(before) << 48;
-    auto credited = [&] {
-        if (p.credit != 0) {
-            if (at_least(gds::load_acquire_sys(word_at(p.credit)), p.before)) return true;
-            if (looks++ % kLooks != 0) return false;
-        }
-        return reached(w = gds::load_acquire_sys(word_at(p.taken)), before);
-    };
-    if (p.taken != 0) GDS_SPIN_UNTIL(credited(), 0);
-    // The number of the message before is in a failure that its receiver has stored.
-    if (parse(w).kind == kFailed && parse(w).seq != (before & 0xffff)) return false;
-    if (p.after != 0) GDS_SPIN_UNTIL(at_least(gds::load_acquire_sys(word_at(p.after)), p.last), 0);
-    return true;
-}
-
 GDS_DEVICE void flag(const Flag& p) {
     GDS_SHARED(u32, open);
     start_next();
-    if (threadIdx.x == 0) open = await_credit(p);
+    if (threadIdx.x == 0) open = await_credit(p.slot);
     if (blockDim.x > 1) __syncthreads();
     gds::await_earlier_work();
     if (open == 0) {

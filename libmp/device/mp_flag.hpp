@@ -2,6 +2,8 @@
 // and no fence behind a payload. A line is flag(32) << 32 | data(32). The flag is the low half of the
 // message's number. Line 0 has the length of the message, line 1 the high half of the number, and
 // the lines behind them have 4 bytes each of the payload. libmp/src/wire/flag.rs has the same format.
+// A message whose payload is in the memory of its receive (mp_direct.cu) has the mark `kElsewhere` in
+// place of its length; the two lines behind line 1 have the halves of the length.
 #pragma once
 
 #include "mp_copy.hpp"
@@ -9,6 +11,7 @@
 namespace mp {
 
 constexpr u32 kHeadLines = 2;
+constexpr u32 kElsewhere = 1u << 31;
 
 // In a dependent launch, a kernel that waits for words of peers: its first warp waits, and meanwhile
 // the next one lets the next launch start behind the end of the earlier work. So at most two kernels
@@ -30,6 +33,7 @@ constexpr u32 kLooks = 64;
 
 GDS_DEVICE u64 line(u32 flag, u32 data) { return static_cast<u64>(flag) << 32 | data; }
 GDS_DEVICE u32 flag_of(u64 line) { return static_cast<u32>(line >> 32); }
+GDS_DEVICE u32 data_of(u64 line) { return static_cast<u32>(line); }
 
 // A message in a flagged room.
 struct Room {
@@ -70,13 +74,54 @@ GDS_DEVICE void write_room(const Room& r, u64 from, u64 len, u64 lines, Share s)
     }
 }
 
-// The length of the message, if it has arrived, and else -1. The whole number is compared, so memory
-// of any age is no message.
-GDS_DEVICE long long length_in_room(const Room& r) {
+// The word of the message in the room, if it has arrived, and else 0. The whole number is compared, so
+// memory of any age is no message.
+GDS_DEVICE u64 word_in_room(const Room& r) {
     // The loads overlap.
     const u64 length = gds::load_relaxed_sys(r.head(0)), high = gds::load_relaxed_sys(r.head(1));
-    const bool whole = flag_of(length) == r.low && high == line(r.low, r.high);
-    return whole ? static_cast<long long>(length & 0xffffffff) : -1;
+    if (flag_of(length) != r.low || high != line(r.low, r.high)) return 0;
+    if (data_of(length) != kElsewhere) return compose(r.low, kFlagged, data_of(length));
+    const u64 lower = gds::load_relaxed_sys(r.payload(0)), upper = gds::load_relaxed_sys(r.payload(1));
+    if (flag_of(lower) != r.low || flag_of(upper) != r.low) return 0;
+    // The payload was written before the lines.
+    gds::fence_sys();
+    return compose(r.low, kPlaced, static_cast<u64>(data_of(upper)) << 32 | data_of(lower));
+}
+
+// What the kernel of a sender waits for. libmp/src/kernels/params.rs has the same layout, and describes
+// the fields.
+struct Credit {
+    u64 credit;
+    u64 taken;
+    u64 before;
+    u64 after;
+    u64 last;
+};
+
+GDS_DEVICE bool at_least(u64 word, u64 value) { return static_cast<long long>(word - value) >= 0; }
+
+// Waits until the words of the message before are stored.
+GDS_DEVICE void await_words_before(const Credit& p) {
+    if (p.after != 0) GDS_SPIN_UNTIL(at_least(gds::load_acquire_sys(word_at(p.after)), p.last), 0);
+}
+
+// Waits until the slot is free. False: the library has released the wait, because the peer is lost.
+GDS_DEVICE bool await_credit(const Credit& p) {
+    const u32 before = static_cast<u32>(p.before);
+    u32 looks = 0;
+    u64 w = static_cast<u64>(before) << 48;
+    auto credited = [&] {
+        if (p.credit != 0) {
+            if (at_least(gds::load_acquire_sys(word_at(p.credit)), p.before)) return true;
+            if (looks++ % kLooks != 0) return false;
+        }
+        return reached(w = gds::load_acquire_sys(word_at(p.taken)), before);
+    };
+    if (p.taken != 0) GDS_SPIN_UNTIL(credited(), 0);
+    // The number of the message before is in a failure that its receiver has stored.
+    if (parse(w).kind == kFailed && parse(w).seq != (before & 0xffff)) return false;
+    await_words_before(p);
+    return true;
 }
 
 // Copies `len` bytes of the payload, from its byte `skip` on. `stop` ends the wait for a line; false:

@@ -65,7 +65,7 @@ GDS_DEVICE void copy_words(u64 to, u64 from, u64 len, Share s) {
     gds::fence_sys();
     GDS_NO_UNROLL
     for (u64 i = s.first; i < len / 8; i += s.step) {
-        gds::store_relaxed_sys(word_at(to) + i, gds::load_acquire_sys(word_at(from) + i));
+        gds::store_whole_sys(word_at(to) + i, gds::load_acquire_sys(word_at(from) + i));
     }
 }
 

@@ -54,28 +54,12 @@ GDS_DEVICE void patch64(u64 field, u64 value) {
 // Turns a request into a NOP: the opcode is the lowest byte of the first dword.
 GDS_DEVICE void silence(u64 control) { reinterpret_cast<unsigned char*>(control)[3] = 0; }
 
-// The result for the send. `silent`: no stamp is sent, because the receiver does not wait for it.
-struct Departure {
-    u32 status;
-    bool silent;
-};
-
 template <u32 Capacity>
 GDS_DEVICE Departure departure(const Stamp<Capacity>& p, u64 offset, u64 len) {
     const u32 own = len > p.size || offset > p.size - len ? kLocalLength : kSuccess;
     if (p.ready == 0) return {own, false};
-    const Word w = parse(gds::load_acquire_sys(word_at(p.ready)));
-    if (!belongs(w, p.seq)) {
-        // The receive has ended, and a later one uses its slot.
-        const bool later = static_cast<short>(w.seq - p.seq) > 0 && w.kind == kReady;
-        return {static_cast<u32>(later ? kTruncated : kBadResponse), true};
-    }
-    switch (w.kind) {
-        case kReady: return {own == kSuccess && len > w.len ? static_cast<u32>(kTruncated) : own, false};
-        case kRefused: return {kTruncated, true};
-        case kFailed: return {failure(w), true};
-        default: return {kBadResponse, true};
-    }
+    const Departure d = answer(gds::load_acquire_sys(word_at(p.ready)), p.seq, len);
+    return d.silent || own == kSuccess ? d : Departure{own, false};
 }
 
 template <u32 Capacity>

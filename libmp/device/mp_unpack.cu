@@ -33,7 +33,7 @@ struct Unpack {
 
 static_assert(sizeof(Unpack<1>) == 112 && sizeof(Unpack<30>) == 576, "layout");
 
-// Values of `waits`.
+// Bits of `waits`.
 constexpr u32 kPolls = 1, kLater = 2;
 
 // The status of the receive, and the source of its `len` bytes; from 0: no copy is needed. `flagged`:
@@ -48,7 +48,7 @@ struct Arrival {
 // The address of an eager message's payload, or 0 if there is no memory for one.
 template <u32 Capacity>
 GDS_DEVICE u64 payload(const Unpack<Capacity>& p) {
-    return p.waits == kLater ? gds::load_acquire_sys(word_at(p.payload)) : p.payload;
+    return (p.waits & kLater) != 0 ? gds::load_acquire_sys(word_at(p.payload)) : p.payload;
 }
 
 template <u32 Capacity>
@@ -66,6 +66,7 @@ GDS_DEVICE Arrival arrival(const Unpack<Capacity>& p, const Word& w) {
             if (w.len > p.capacity) return {kTruncated, w.len, 0, true};
             return {kSuccess, w.len, p.flagged, true};
         case kDirect:
+        case kPlaced:
             if (w.len > p.capacity) return bad;
             return {kSuccess, w.len, p.staging};
         case kTooLong:
@@ -177,20 +178,17 @@ struct Early {
 template <u32 Capacity>
 GDS_DEVICE u64 await(const Unpack<Capacity>& p) {
     const u64* at = word_at(p.word);
-    if (p.waits != kPolls) return gds::load_acquire_sys(at);
+    if ((p.waits & kPolls) == 0) return gds::load_acquire_sys(at);
     GDS_SHARED(u64, seen);
     if (threadIdx.x == 0) {
         u64 w = 0;
         u32 looks = 0;
         // A message in a flagged room shows in device memory first.
-        auto flagged = [&] {
-            const long long len = p.flagged == 0 ? -1 : length_in_room(room(p));
-            if (len >= 0) w = compose(p.seq, kFlagged, len);
-            return len >= 0;
-        };
         auto arrived = [&] {
-            if (flagged()) return true;
-            if (p.flagged != 0 && looks++ % kLooks != 0) return false;
+            if (p.flagged != 0) {
+                if ((w = word_in_room(room(p))) != 0) return true;
+                if (looks++ % kLooks != 0) return false;
+            }
             return reached(w = gds::load_acquire_sys(at), p.seq);
         };
         GDS_SPIN_UNTIL(arrived(), 0);
@@ -204,7 +202,7 @@ template <u32 Capacity>
 GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     start_next();
     // What the kernel polls is not of the earlier work.
-    if (p.waits != kPolls) gds::await_earlier_work();
+    if ((p.waits & kPolls) == 0) gds::await_earlier_work();
     // The load of a short payload overlaps the load of the word.
     const Early early(p);
     const u64 w = await(p);

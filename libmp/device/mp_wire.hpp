@@ -19,6 +19,7 @@ enum Kind : u32 {
     kRefused = 6,   // the receive has ended without the message
     kTaken = 7,     // the receiver has taken the payload
     kFlagged = 8,   // the flagged room contains the payload
+    kPlaced = 9,    // as kDirect, from the flagged room: no word has it
     kFailed = 15,   // len is a status
 };
 
@@ -59,6 +60,28 @@ GDS_DEVICE bool reached(u64 w, u32 seq) {
 GDS_DEVICE u32 failure(const Word& w) {
     const u32 status = static_cast<u32>(w.len) & 0xffff;
     return status > kSuccess && status < 0x8000 ? status : static_cast<u32>(kBadResponse);
+}
+
+// The status of a send. `silent`: the receiver does not wait for its words.
+struct Departure {
+    u32 status;
+    bool silent;
+};
+
+// What the receiver's ready word `w` answers to message `seq` of `len` bytes.
+GDS_DEVICE Departure answer(u64 w, u32 seq, u64 len) {
+    const Word r = parse(w);
+    if (!belongs(r, seq)) {
+        // The receive has ended, and a later one uses its slot.
+        const bool later = static_cast<short>(r.seq - seq) > 0 && r.kind == kReady;
+        return {static_cast<u32>(later ? kTruncated : kBadResponse), true};
+    }
+    switch (r.kind) {
+        case kReady: return {static_cast<u32>(len > r.len ? kTruncated : kSuccess), false};
+        case kRefused: return {kTruncated, true};
+        case kFailed: return {failure(r), true};
+        default: return {kBadResponse, true};
+    }
 }
 
 // Fields of work requests are big-endian.

@@ -380,7 +380,7 @@ fn refusal_under_a_reopened_tag_does_not_end_an_old_request() {
         }
         let new = ctx.isend(1, 0, &memory).unwrap();
         rank.until("the refusal", || ctx.error().is_some());
-        let e = new.test().unwrap_err();
+        let e = new.wait(LIMIT).unwrap_err();
         assert_eq!((e.kind(), e.number()), (Kind::Truncated, Some(0)));
         old.test().unwrap();
     });

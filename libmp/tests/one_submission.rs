@@ -5,7 +5,8 @@ mod sim;
 
 use gdsync::Stream;
 use mp::{
-    Builder, Context, Kind, NULL_RANK, Path, RecvOp, Request, SendOp, SizeSource, Slice, Source,
+    Builder, Context, Kind, NULL_RANK, Path, PathChoice, RecvOp, Request, SendOp, SizeSource,
+    Slice, Source,
 };
 use sim::gate::Gate;
 use sim::{LARGE, LIMIT, Rank, SMALL, by_nic, millis, play, secs, slice};
@@ -473,5 +474,49 @@ fn one_refused_request_and_none_is_posted() {
             messages.recvs = requests;
             messages.check(rank);
         });
+    }
+}
+
+/// The receiver posts the receive of the large message when it has the short one, which has a length
+/// word or strided pieces.
+#[test]
+fn short_send_that_needs_a_kernel_does_not_wait_for_the_receive_of_a_large_one() {
+    let cases = [PathChoice::Nic, PathChoice::Ipc].map(|path| [(path, false), (path, true)]);
+    for (path, strided) in cases.concat() {
+        all_with(
+            move |b| b.path(path),
+            move |rank, ctx| {
+                const TAG: u32 = 1;
+                let stream = ctx.gpu().stream().unwrap();
+                let (next, last) = rank.neighbours();
+                let data = [SMALL, LARGE].map(|len| [Exchange::data(rank, ctx, next, len)]);
+                let length = ctx.alloc(gdsync::gpu::MemoryKind::Pinned, 8).unwrap();
+                let length = length.region().word64(0).unwrap();
+                length.store(SMALL as u64).unwrap();
+                let size = SizeSource::Word {
+                    len: &length,
+                    offset: None,
+                };
+                // The pieces are the whole memory.
+                let pieces = data[0][0].memory().strided(0, 8, 8, SMALL / 8).unwrap();
+                let short = match strided {
+                    true => SendOp::strided(next, TAG, &pieces),
+                    false => SendOp::new(next, TAG, &data[0]).size(size),
+                };
+                let requests = [
+                    ctx.prepare_send(&short).unwrap(),
+                    ctx.prepare_send(&SendOp::new(next, TAG, &data[1])).unwrap(),
+                ];
+                ctx.post_all_on(&stream, &requests).unwrap();
+                for len in [SMALL, LARGE] {
+                    let into = slice(ctx, len);
+                    ctx.irecv(last, TAG, &into).unwrap().wait(LIMIT).unwrap();
+                    assert_eq!(content(&into), payload(last, rank.me, len));
+                }
+                for request in &requests {
+                    request.wait(LIMIT).unwrap();
+                }
+            },
+        );
     }
 }

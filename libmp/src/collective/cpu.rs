@@ -156,7 +156,7 @@ impl TeamHandle {
             if team.absent(number).next().is_none() {
                 return true;
             }
-            let round = engine.work(&mut checks);
+            let round = engine.work(engine.lock(), &mut checks);
             let state = &mut *engine.lock();
             if round {
                 engine.probe_absent(state, team, number, start);

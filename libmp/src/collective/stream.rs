@@ -64,8 +64,9 @@ impl TeamHandle {
         stream: &Stream,
         buffers: Buffers<'_>,
     ) -> Result<()> {
-        let launch =
-            |stream: &Stream| self.launch(engine, kernels, (call, number), stream, buffers.into);
+        let launch = |stream: &Stream, _: usize| {
+            self.launch(engine, kernels, (call, number), stream, buffers.into)
+        };
         self.with_puts(engine, state, (call, number), |state, plan| {
             for (_, word) in self.team.others(number) {
                 plan.wait(word, collective::threshold(awaited(number)), false);

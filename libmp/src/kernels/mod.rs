@@ -4,7 +4,8 @@
 //! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
 //! usual message uses the small size. Both have variants for several messages ([`tasks`]). The third
-//! kernel executes puts by copies ([`Puts`]), or short ones to flagged rooms ([`Flag`]), the fourth gathers and scatters pieces that do
+//! kernel executes puts by copies ([`Puts`]), short messages to flagged rooms ([`Flag`]) and long ones to
+//! the memory of their receives ([`Direct`]), the fourth gathers and scatters pieces that do
 //! not fit a list ([`Pieces`]), the fifth does so for a table of them ([`Moves`]), the sixth ends a
 //! collective call ([`Collect`]).
 
@@ -21,9 +22,10 @@ use crate::error::Result;
 
 pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
-    Flag, LATER, MOST_CHUNKS, Moves, PUTS, Patch, Pieces, Puts, SEGMENTS, Segment, Stamp, Unpack,
+    Credit, Direct, Flag, LATER, MOST_CHUNKS, Moves, POLLS, PUTS, Patch, Pieces, Puts, SEGMENTS,
+    Segment, Stamp, Unpack,
 };
-pub(crate) use tasks::{FLAGS, PUT_TASKS, Polls, STAMPS, UNPACKS};
+pub(crate) use tasks::{DIRECTS, FLAGS, PUT_TASKS, Polls, STAMPS, UNPACKS};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -41,6 +43,13 @@ pub(crate) struct Kernels {
     flag: Kernel,
     flag_all_8: Kernel,
     flag_all_39: Kernel,
+    direct: Kernel,
+    direct_all_8: Kernel,
+    direct_all_24: Kernel,
+    direct_large: Kernel,
+    place: Kernel,
+    place_all_8: Kernel,
+    place_all_24: Kernel,
     put: Kernel,
     put_all_8: Kernel,
     put_all_63: Kernel,
@@ -49,6 +58,8 @@ pub(crate) struct Kernels {
     collect: Kernel,
     /// One block that copies payloads.
     copying: Dims,
+    /// One block that copies up to [`Direct::ALONE`] bytes.
+    wide: Dims,
     /// One block that patches work requests.
     patching: Dims,
     /// Maximum number of blocks of several tasks.
@@ -80,6 +91,13 @@ impl Kernels {
             flag: module.kernel("mp_flag")?,
             flag_all_8: module.kernel("mp_flag_all_8")?,
             flag_all_39: module.kernel("mp_flag_all_39")?,
+            direct: module.kernel("mp_direct")?,
+            direct_all_8: module.kernel("mp_direct_all_8")?,
+            direct_all_24: module.kernel("mp_direct_all_24")?,
+            direct_large: module.kernel("mp_direct_large")?,
+            place: module.kernel("mp_place")?,
+            place_all_8: module.kernel("mp_place_all_8")?,
+            place_all_24: module.kernel("mp_place_all_24")?,
             put: module.kernel("mp_put")?,
             put_all_8: module.kernel("mp_put_all_8")?,
             put_all_63: module.kernel("mp_put_all_63")?,
@@ -87,6 +105,7 @@ impl Kernels {
             moves: module.kernel("mp_moves")?,
             collect: module.kernel("mp_collect")?,
             copying: block(256),
+            wide: block(512),
             patching: block(32),
             // As `moves_of`: one block of the soft GPU executes all tasks.
             blocks: if gpu.is_software() { 1 } else { u32::MAX },
@@ -113,7 +132,7 @@ impl Kernels {
     ) -> Result<()> {
         const { assert!(N == 1 || N == SEGMENTS) };
         debug_assert!(params.segments as usize <= N);
-        debug_assert!(params.waits == 1 || passed.is_none());
+        debug_assert!(params.waits & POLLS != 0 || passed.is_none());
         let kernel = if N == 1 {
             &self.unpack_1
         } else {
@@ -169,6 +188,20 @@ impl Kernels {
         };
         // SAFETY: the kernel accesses what `Puts` names, which the caller guarantees to be valid.
         Ok(unsafe { stream.launch(&self.put, dims, params.bytes()) }?)
+    }
+
+    /// Enqueues the kernel that copies a message of more than [`Direct::ALONE`] bytes, behind
+    /// [`Kernels::place_all`] if that kernel finds the memory of the receive.
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Direct`].
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`].
+    pub unsafe fn direct_large(&self, stream: &Stream, params: &Direct) -> Result<()> {
+        let dims = stream.gpu().dims_for(params.len / 64).dependent();
+        // SAFETY: the kernel accesses what `Direct` names, which the caller guarantees to be valid.
+        Ok(unsafe { stream.launch(&self.direct_large, dims, params) }?)
     }
 
     /// Enqueues the kernel that gathers pieces, or scatters to them behind [`Kernels::unpack`].

@@ -57,9 +57,9 @@ pub(crate) struct Unpack<const N: usize> {
     pub seq: u32,
     /// Segments in use, from the first.
     pub segments: u32,
-    /// 1: the kernel polls for the word, and for the message in the flagged room; 0: the word has
-    /// arrived when the kernel runs. [`LATER`]: it has arrived, and `payload` is the address of a
-    /// word with the address of the payload, or with 0, which no EAGER message has.
+    /// [`POLLS`]: the kernel polls for the word, and for the message in the flagged room; without it,
+    /// the word has arrived when the kernel runs. [`LATER`]: `payload` is the address of a word with
+    /// the address of the payload, or with 0, which no EAGER message has.
     pub waits: u32,
     /// The message's number.
     pub number: u64,
@@ -67,7 +67,8 @@ pub(crate) struct Unpack<const N: usize> {
     pub segment: [Segment; N],
 }
 
-/// The value of [`Unpack::waits`] while the place of the payload is not known.
+/// Bits of [`Unpack::waits`].
+pub(crate) const POLLS: u32 = 1;
 pub(crate) const LATER: u32 = 2;
 
 /// The addresses of the fields of a prepared work request, big-endian as the NIC reads them.
@@ -131,17 +132,15 @@ pub(crate) struct Stamp<const N: usize> {
     pub patch: [Patch; N],
 }
 
-/// The parameters of the kernel that writes a short message into a flagged room of the receiver, and
-/// both of its words into the mailbox. The room shows the message to a kernel that polls it; the words
-/// show it to all others.
+/// What the kernel of a sender waits for before it uses a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
 #[repr(C)]
-pub(crate) struct Flag {
+pub(crate) struct Credit {
     /// A 64-bit word in device memory that a kernel of the receiver sets to the number of the message
     /// that it has taken in the slot; or 0.
     pub credit: u64,
     /// A word of the wire format in host memory that the receiver sets likewise, in runs; or 0: the
-    /// slot is free. The kernel waits until one of both words has reached `before`. If it then has the failure of a lost peer, the kernel does nothing.
+    /// slot is free. The kernel waits until one of both words has reached `before`.
     pub taken: u64,
     /// The number of the message before in the slot; `taken` has its low 16 bits.
     pub before: u64,
@@ -150,6 +149,17 @@ pub(crate) struct Flag {
     pub after: u64,
     /// See `after`.
     pub last: u64,
+}
+
+/// The parameters of the kernel that writes a short message into a flagged room of the receiver, and
+/// both of its words into the mailbox. The room shows the message to a kernel that polls it; the words
+/// show it to all others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct Flag {
+    /// What the kernel waits for. If `taken` then has the failure of a lost peer, the kernel does
+    /// nothing.
+    pub slot: Credit,
     /// The 64-bit word that is set to `serial` when the message and its words are written.
     pub done: u64,
     /// See `done`.
@@ -164,6 +174,54 @@ pub(crate) struct Flag {
     pub len: u64,
     /// The lines that are written behind the first two, or 0: those of the payload.
     pub lines: u64,
+    /// The message's number.
+    pub number: u64,
+}
+
+/// The parameters of the kernels that write a message into the memory of its receive. One kernel waits
+/// for the address of this memory, unless `to` has it, and copies; above [`Direct::ALONE`] bytes, a
+/// kernel waits and another one copies. A flagged room shows the message to a kernel that polls the
+/// room, and both of its words show it to all others.
+///
+/// If the message cannot be sent, the request ends as for [`Stamp`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct Direct {
+    /// What the kernel waits for before it announces the message, if the receive is not posted, or
+    /// before it stores the words.
+    pub slot: Credit,
+    /// Five lines in device memory, in which a kernel of the receiver names the memory of the receive:
+    /// the halves of its address and of its length, and the high half of the number; or 0.
+    pub place: u64,
+    /// The receiver's answer, of 64 bits in host memory: the kernel waits for it or for the lines.
+    pub ready: u64,
+    /// The receiver's place, as [`Stamp::info`].
+    pub info: u64,
+    /// 32 bytes in device memory that one kernel passes to the next: 0 before the first message.
+    pub go: u64,
+    /// A 64-bit word in device memory: not 0 if the peer was given up, whose memory the kernels then
+    /// leave alone.
+    pub lost: u64,
+    /// The memory of the receive, or 0: a kernel waits for its address.
+    pub to: u64,
+    /// The payload: `len` bytes of any alignment.
+    pub from: u64,
+    /// See `from`.
+    pub len: u64,
+    /// The flagged room: four lines, and as many as `lines` has behind the first two.
+    pub room: u64,
+    /// As [`Flag::lines`].
+    pub lines: u64,
+    /// As [`Flag::pair`].
+    pub pair: u64,
+    /// The request's result, of 64 bits, as [`Unpack::result`]; stored only for a failure.
+    pub result: u64,
+    /// A 32-bit word that keeps the first failure, or 0.
+    pub error: u64,
+    /// The 64-bit word that is set to `serial` at the end, with or without a failure.
+    pub done: u64,
+    /// See `done`.
+    pub serial: u64,
     /// The message's number.
     pub number: u64,
 }
@@ -271,11 +329,22 @@ impl Unpack<SEGMENTS> {
     }
 }
 
+impl Direct {
+    /// Maximum number of bytes of a message that one block copies.
+    pub const ALONE: u64 = 64 << 10;
+
+    /// Whether one kernel waits for the receive, if its memory is unknown, and another one copies.
+    pub fn is_long(&self) -> bool {
+        self.len > Direct::ALONE
+    }
+}
+
 layout!(Unpack { 96 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
 const _: () = assert!(size_of::<Unpack<1>>() == 112 && size_of::<Unpack<SEGMENTS>>() == 576);
 const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
 const _: () = assert!(size_of::<Flag>() == 104 && align_of::<Flag>() == 8);
+const _: () = assert!(size_of::<Direct>() == 168 && align_of::<Direct>() == 8);
 const _: () = assert!(size_of::<Pieces>() == 72 && align_of::<Pieces>() == 8);
 const _: () = assert!(size_of::<Moves>() == 16 && align_of::<Moves>() == 8);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

@@ -7,7 +7,7 @@ use gdsync::Stream;
 use gdsync::gpu::{Dims, Kernel, Word64};
 use zerocopy::IntoBytes;
 
-use super::{Flag, Kernels, PUTS, Puts, Stamp, Unpack};
+use super::{Direct, Flag, Kernels, PUTS, Puts, Stamp, Unpack};
 use crate::error::Result;
 
 /// Maximum bytes of parameters: the limit of CUDA.
@@ -25,6 +25,10 @@ pub(crate) const STAMPS: usize = most(size_of::<Stamp<1>>());
 
 /// Maximum number of messages to flagged rooms that one launch writes.
 pub(crate) const FLAGS: usize = most(size_of::<Flag>());
+
+/// Maximum number of messages that one launch writes into the memory of their receives, or whose receives
+/// it waits for.
+pub(crate) const DIRECTS: usize = most(size_of::<Direct>());
 
 /// Maximum number of groups of puts that one launch executes.
 pub(crate) const PUT_TASKS: usize = most(size_of::<Puts<PUTS>>());
@@ -151,6 +155,46 @@ impl Kernels {
         let tasks = tasks.iter().map(Flag::as_bytes);
         // SAFETY: the kernels access what `Flag` names, which the caller guarantees to be valid.
         unsafe { self.launch_all(stream, kernels, self.copying.dependent(), tasks, polls) }
+    }
+
+    /// Enqueues messages of at most [`Direct::ALONE`] bytes to the memory of their receives, in any order:
+    /// a launch for each [`DIRECTS`] messages.
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Direct`], with all `tasks`.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
+    pub unsafe fn direct_all<'t>(
+        &self,
+        stream: &Stream,
+        tasks: impl Iterator<Item = &'t Direct>,
+        polls: Polls<'_>,
+    ) -> Result<()> {
+        let kernels = [&self.direct, &self.direct_all_8, &self.direct_all_24];
+        let tasks = tasks.map(Direct::as_bytes);
+        // SAFETY: the kernels access what `Direct` names, which the caller guarantees to be valid.
+        unsafe { self.launch_all(stream, kernels, self.wide.dependent(), tasks, polls) }
+    }
+
+    /// Enqueues the wait for the receives of longer messages, in any order: a launch for each [`DIRECTS`]
+    /// messages.
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Direct`], with all `tasks`.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
+    pub unsafe fn place_all<'t>(
+        &self,
+        stream: &Stream,
+        tasks: impl Iterator<Item = &'t Direct>,
+        polls: Polls<'_>,
+    ) -> Result<()> {
+        let kernels = [&self.place, &self.place_all_8, &self.place_all_24];
+        let tasks = tasks.map(Direct::as_bytes);
+        // SAFETY: the kernels access what `Direct` names, which the caller guarantees to be valid.
+        unsafe { self.launch_all(stream, kernels, self.patching.dependent(), tasks, polls) }
     }
 
     /// Enqueues tasks of equal length. `kernels`: for one task, for few, and for most; `block`: the

@@ -231,7 +231,7 @@ impl Engine {
         let mut calls = x.calls(SEND)?;
         let step = calls.may_send()?;
         let table = x.pack.tables[parity(step)].as_ref();
-        let launch = |stream: &Stream| self.launch(table, stream);
+        let launch = |stream: &Stream, _: usize| self.launch(table, stream);
         self.need_kernels(SEND, x.pack.moves.is_empty())?;
         let record = self.with_lanes(x, on, &mut calls, |open| {
             reserve(self, open)?;
@@ -270,7 +270,7 @@ impl Engine {
             false => parity(step),
         };
         let table = x.unpack.tables[landing].as_ref();
-        let launch = |stream: &Stream| self.launch(table, stream);
+        let launch = |stream: &Stream, _: usize| self.launch(table, stream);
         self.with_lanes(x, on, &mut calls, |open| {
             let posted = with_plan(open, |open, plan| {
                 let last = x.words.last();

@@ -4,7 +4,7 @@ use gdsync::Stream;
 
 use super::{Atomic, Lane, Piece, Span, copy, foreign, nic};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::MOST_CHUNKS;
+use crate::kernels::{Credit, Direct, MOST_CHUNKS};
 
 const PREPARE: &str = "prepare request";
 
@@ -19,6 +19,11 @@ impl Put {
     /// Whether its kernel waits for the credit of its message, so that the stream does not.
     pub fn takes_credit(&self) -> bool {
         matches!(self, Put::Copy(put) if put.is_flagged())
+    }
+
+    /// Whether its kernel waits for a peer.
+    pub fn waits(&self) -> bool {
+        matches!(self, Put::Copy(put) if put.waits)
     }
 
     /// Whether it is a copy.
@@ -207,13 +212,44 @@ impl<'q, const N: usize> Batch<'q, N> {
         to: [Span; 2],
         number: u64,
         lines: u64,
-        credit: copy::Credit,
+        credit: Credit,
     ) -> Result<Put> {
         let made = match to {
             [Span::Copy(room), Span::Copy(pair)] => by_copy(self.lane, |lane| {
                 lane.flag(piece.map(Piece::copy), [room, pair], number, lines, credit)
             }),
             _ => Err(foreign(PREPARE)),
+        };
+        self.keep(made)
+    }
+
+    /// Prepares a message of one piece to the memory of its receive; see [`copy::Lane::direct`].
+    pub fn direct(
+        &mut self,
+        piece: Piece<'_>,
+        to: [Span; 2],
+        known: Option<Span>,
+        params: Direct,
+    ) -> Result<Put> {
+        let known = match known {
+            Some(Span::Copy(known)) => Ok(Some(known)),
+            Some(Span::Nic(_)) => Err(foreign(PREPARE)),
+            None => Ok(None),
+        };
+        let made = known.and_then(|known| match to {
+            [Span::Copy(room), Span::Copy(pair)] => by_copy(self.lane, |lane| {
+                lane.direct(piece.copy(), [room, pair], known, params)
+            }),
+            _ => Err(foreign(PREPARE)),
+        });
+        self.keep(made)
+    }
+
+    /// Prepares a put of words, copied now, without an order; see [`copy::Lane::put_lines`].
+    pub fn put_lines(&mut self, lines: &[u8], to: Span) -> Result<Put> {
+        let made = match to {
+            Span::Copy(to) => by_copy(self.lane, |lane| lane.put_lines(lines, to)),
+            Span::Nic(_) => Err(foreign(PREPARE)),
         };
         self.keep(made)
     }

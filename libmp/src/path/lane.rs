@@ -82,6 +82,13 @@ impl Lane {
         Some(self.copy.as_ref()?.end_of(put.copy()?))
     }
 
+    /// Sets where the kernels of a message store a failure; see [`copy::Lane::end_in`].
+    pub fn end_in(&mut self, put: Put, result: u64, error: u64) {
+        if let (Some(lane), Put::Copy(put)) = (&mut self.copy, put) {
+            lane.end_in(put, result, error);
+        }
+    }
+
     /// Whether a kernel may poll for what arrives through this lane by `path`: words of the NIC, or
     /// messages in `flagged` rooms.
     pub fn may_spin(&self, path: Path, flagged: bool) -> bool {

@@ -40,7 +40,7 @@ use crate::kernels::Kernels;
 
 pub(crate) use batch::{Batch, Put};
 pub use choice::PathChoice;
-pub(crate) use copy::{Credit, Exported};
+pub(crate) use copy::Exported;
 pub(crate) use ipc::{Named, Shared, export, keys_in, refused};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};
@@ -147,7 +147,10 @@ impl Paths {
         match self.to(peer) {
             Path::Local => "the rank itself: its memory is copied, by no NIC",
             Path::Ipc => "a rank of this host, and MP_PATH or Builder::path selects mapped memory",
-            Path::Nic => "the NIC reaches every rank",
+            Path::Nic if self.maps() => "a rank of another host, which only the NIC reaches",
+            Path::Nic => {
+                "MP_PATH and Builder::path do not select mapped memory, or the bootstrap knows no hosts"
+            }
         }
     }
 

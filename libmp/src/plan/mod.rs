@@ -1,14 +1,14 @@
 //! [`Plan`]: collects what one call enqueues on a stream, and lowers it once.
 //!
 //! A call collects, in order, waits for words, stores, prepared puts to any number of peers, waits
-//! for the completion of puts, and the position of at most one kernel, whose blocks share the tasks of
-//! the call. (A call of more tasks than a launch takes has several.) The plan lowers to at most
-//! {list, kernel, list}. Each list is one submission over all queue pairs that it names
-//! ([`crate::path::Lists`]).
+//! for the completion of puts, and the positions of kernels, whose blocks share the tasks of the call.
+//! (A call of more tasks than a launch takes has several launches at a position.) Most plans have at
+//! most one position and lower to {list, kernel, list}. Each list is one submission over all queue
+//! pairs that it names ([`crate::path::Lists`]).
 //!
 //! If a part is refused, the plan aborts all puts that it has not posted, the newest first. A plan
-//! without a list before the kernel is then undone as a whole: its kernel writes only memory of the
-//! library, which a second call writes again.
+//! without a list before the refused part is then undone as a whole: its kernel writes only memory of
+//! the library, which a second call writes again.
 //!
 //! Its users are the calls that post to several peers at once: `neighbourhood`, `collective`, and
 //! `two_sided::{post_all, wait_all}`. State (`two_sided::state`) keeps the buffers.
@@ -38,8 +38,8 @@ pub(crate) trait PeerLanes {
     fn each<'l>(&'l mut self, used: &'l [LaneId]) -> impl Iterator<Item = &'l mut Lane>;
 }
 
-/// The kernel of a plan: enqueues one launch.
-pub(crate) type Launch<'k> = &'k dyn Fn(&Stream) -> Result<()>;
+/// The kernels of a plan: enqueues those of a position, which are counted from 0.
+pub(crate) type Launch<'k> = &'k dyn Fn(&Stream, usize) -> Result<()>;
 
 /// A plan that was refused.
 #[derive(Debug)]
@@ -60,10 +60,8 @@ impl From<Error> for Refusal {
 #[derive(Default)]
 pub(crate) struct Plan<'a> {
     items: Vec<Item<'a>>,
-    /// The number of items before the kernel.
-    split: Option<usize>,
-    /// The submissions at the position of the kernel, at most.
-    launches: u32,
+    /// The positions of kernels: the number of items before each, and its submissions, at most.
+    kernels: Vec<(usize, u32)>,
     /// The puts, in the order in which they were prepared.
     made: Vec<(LaneId, Put)>,
     /// The lanes of the puts.
@@ -76,17 +74,17 @@ impl<'a> Plan<'a> {
     pub fn emptied<'b>(self) -> Plan<'b> {
         let Plan {
             items,
+            mut kernels,
             mut made,
             mut used,
             lists,
-            ..
         } = self;
+        kernels.clear();
         made.clear();
         used.clear();
         Plan {
             items: emptied(items),
-            split: None,
-            launches: 0,
+            kernels,
             made,
             used,
             lists,
@@ -141,25 +139,26 @@ impl<'a> Plan<'a> {
         self.items.push(Item::PassedBy { word, value });
     }
 
-    /// Puts the kernel here.
+    /// Puts a kernel here.
     pub fn kernel_here(&mut self) {
         self.kernels_here(1);
     }
 
     /// Puts kernels here that take at most this many submissions.
     pub fn kernels_here(&mut self, launches: u32) {
-        debug_assert!(self.split.is_none());
-        self.split = Some(self.items.len());
-        self.launches = launches;
+        self.kernels.push((self.items.len(), launches));
     }
 
     /// The submissions of the plan on `stream`, at most.
     pub fn room(&self, stream: &Stream) -> u32 {
         let list = |items: &[Item<'_>]| submissions(items, stream.gpu().caps().batch_limit);
-        self.split.map_or_else(
-            || list(&self.items),
-            |split| self.launches + list(&self.items[..split]) + list(&self.items[split..]),
-        )
+        let mut from = 0;
+        let mut room = 0;
+        for (at, launches) in &self.kernels {
+            room += list(&self.items[from..*at]) + launches;
+            from = *at;
+        }
+        room + list(&self.items[from..])
     }
 
     fn note(&mut self, at: LaneId) {
@@ -185,11 +184,10 @@ impl<'a> Plan<'a> {
         self.items.clear();
         self.made.clear();
         self.used.clear();
-        self.split = None;
+        self.kernels.clear();
     }
 
-    /// Enqueues the plan on `stream`, and empties it. `kernel` is launched at
-    /// [`Plan::kernel_here`].
+    /// Enqueues the plan on `stream`, and empties it. `kernel` is called for each position.
     ///
     /// # Errors
     /// All puts that were not posted are aborted.
@@ -215,7 +213,7 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// All puts that were not posted are aborted.
     pub fn post_by_cpu(&mut self, lanes: &mut impl PeerLanes) -> Result<(), Refusal> {
-        debug_assert!(self.split.is_none() && self.items.len() == self.made.len());
+        debug_assert!(self.kernels.is_empty() && self.items.len() == self.made.len());
         let mut torn = false;
         for (at, put) in &self.made {
             let Some(lane) = lanes.lane(*at) else {
@@ -242,25 +240,33 @@ impl<'a> Plan<'a> {
     ) -> Result<(), Refusal> {
         let room = self.room(stream);
         let Plan {
-            items, used, lists, ..
+            items,
+            kernels,
+            used,
+            lists,
+            ..
         } = self;
         let mut list = |items: &[Item<'a>]| lists.post(stream, lanes.each(used), items);
         let refused = |error, torn| Refusal { error, torn };
-        let Some((kernel, split)) = kernel.zip(self.split) else {
+        let Some(kernel) = kernel.filter(|_| !kernels.is_empty()) else {
             check_room(stream, room)?;
             return Ok(list(items)?);
         };
-        if items.is_empty() {
+        if let ([], [_]) = (&items[..], &kernels[..]) {
             check_room(stream, room)?;
-            return Ok(kernel(stream)?);
+            return Ok(kernel(stream, 0)?);
         }
-        // The second list is not refused because other streams wait. The room of a stream is
-        // limited only while it counts as waiting, as it will behind the first list.
+        // A later list is not refused because other streams wait. The room of a stream is limited
+        // only while it counts as waiting, as it will behind the first list.
         let held = stream.hold_wait(|| {
             check_room(stream, room)?;
-            list(&items[..split])?;
-            kernel(stream).map_err(|e| refused(e, split > 0))?;
-            list(&items[split..]).map_err(|e| refused(e, split > 0))
+            let mut from = 0;
+            for (index, (at, _)) in kernels.iter().enumerate() {
+                list(&items[from..*at]).map_err(|e| refused(e, from > 0))?;
+                kernel(stream, index).map_err(|e| refused(e, *at > 0))?;
+                from = *at;
+            }
+            list(&items[from..]).map_err(|e| refused(e, from > 0))
         });
         held.map_err(Error::from)?
     }

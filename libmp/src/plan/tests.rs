@@ -117,7 +117,7 @@ fn plan_enqueues_lists_over_several_lanes_around_one_kernel() {
         plan.done(at(2), last);
         plan.store(&stored, round);
         let launched = Cell::new(0);
-        let kernel = |_: &Stream| {
+        let kernel = |_: &Stream, _: usize| {
             launched.set(launched.get() + 1);
             Ok(())
         };
@@ -170,7 +170,8 @@ fn kernel_that_fails_behind_a_list_tears_the_plan_and_one_before_it_does_not() {
     let mut world = World::new();
     let (keys, remote) = world.memory();
     let stream = world.gpu.stream().unwrap();
-    let fails = |_: &Stream| Err(Error::new("launch", Kind::System, "the test refuses it"));
+    let fails =
+        |_: &Stream, _: usize| Err(Error::new("launch", Kind::System, "the test refuses it"));
     for listed in [false, true] {
         let start = word(&keys, 64);
         let mut plan: Plan<'_> = Plan::default();

@@ -149,7 +149,11 @@ impl Engine {
             check_ready_order(channel, &mut peer.link, number, 0)?;
             if let Some((lane, shared)) = peer.link.lane_and_shared(0) {
                 let mut batch = Batch::new(lane);
-                advertise(&mut batch, shared, channel, common, receive)?;
+                // The CPU posts it, and stores nothing in device memory.
+                let stream = common.poster.stream.take();
+                let advertised = advertise(&mut batch, shared, channel, common, receive);
+                common.poster.stream = stream;
+                advertised?;
                 *channel.ready_put(number) = Some((0, batch.post()?));
             }
         }

@@ -94,17 +94,26 @@ impl Engine {
         if !is_receive {
             let (common, send, channel, link) = state.outgoing(key)?;
             let lane = link.lane(lane).ok_or_else(|| no_lane(POST, rank))?;
-            self.prepare_puts(lane, channel, common, send, now)
-                .map_err(|e| e.of_peer(rank))?;
-            common.poster = poster;
+            let before = std::mem::replace(&mut common.poster, poster);
+            if let Err(e) = self.prepare_puts(lane, channel, common, send, now) {
+                common.poster = before;
+                return Err(e.of_peer(rank));
+            }
             return Ok(true);
         }
         let (common, receive, channel, link) = state.incoming(key)?;
         if large && here {
             let found = link.lane_and_shared(lane);
             let (lane, shared) = found.ok_or_else(|| no_lane(POST, rank))?;
-            common.puts = advertise(&mut Batch::new(lane), shared, channel, common, receive)
-                .map_err(|e| e.of_peer(rank))?;
+            let before = std::mem::replace(&mut common.poster, poster);
+            match advertise(&mut Batch::new(lane), shared, channel, common, receive) {
+                Ok(puts) => common.puts = puts,
+                Err(e) => {
+                    common.poster = before;
+                    return Err(e.of_peer(rank));
+                }
+            }
+            return Ok(true);
         }
         common.poster = poster;
         Ok(true)

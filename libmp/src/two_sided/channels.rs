@@ -197,8 +197,8 @@ impl Channels {
         let channel = self.send_channel(setup, (tag, false), COUNTERPARTS, out)?;
         channel.open(mailbox, rooms)?;
         channel.open_flagged(flagged, flags)?;
-        let made = channel.make_credits(setup.paths);
-        out.extend(made.map(|(record, offset)| Control::Credits {
+        let made = channel.make_device_block(setup.paths);
+        out.extend(made.map(|(record, offset)| Control::DeviceBlock {
             tag,
             block: vec![record],
             offset,
@@ -207,9 +207,9 @@ impl Channels {
     }
 
     /// Handles `Credits`: the peer, which sends under `tag`, has named its credits.
-    pub fn peer_credits(&mut self, tag: u32, memory: &[Record], offset: u64) -> Result<()> {
+    pub fn peer_device_block(&mut self, tag: u32, memory: &[Record], offset: u64) -> Result<()> {
         match self.recvs.get_mut(&tag) {
-            Some(channel) => channel.open_credits(memory, offset),
+            Some(channel) => channel.open_device_block(memory, offset),
             // It was retired.
             None => Ok(()),
         }
@@ -387,8 +387,8 @@ mod tests {
             b.peer_sends(setup, (7, eager), &block, &mut out).unwrap();
             assert!(b.can_receive(7, true));
             // Credits are addresses that kernels store to: no NIC path has them.
-            b.peer_credits(7, &[], 0).unwrap();
-            let refused = b.peer_credits(7, &block, 0).unwrap_err();
+            b.peer_device_block(7, &[], 0).unwrap();
+            let refused = b.peer_device_block(7, &block, 0).unwrap_err();
             assert_eq!(refused.kind(), Kind::Protocol);
             let memory = named(&mut out);
             a.peer_receives(setup, 7, as_slices(&memory), Flags::default(), &mut out)

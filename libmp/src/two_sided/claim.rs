@@ -14,7 +14,7 @@ use super::spec::On;
 use super::state::{Guard, State, known};
 use super::wait::WAIT_ON;
 use crate::error::{Error, Result};
-use crate::kernels::{Kernels, LATER, SEGMENTS, Segment, Unpack};
+use crate::kernels::{Kernels, LATER, POLLS, SEGMENTS, Segment, Unpack};
 use crate::mutant::{Mutant, on};
 use crate::path::{Link, List, Path};
 use crate::plan::Refusal;
@@ -171,10 +171,11 @@ impl Engine {
     }
 }
 
-/// Whether a kernel polls for the message of a receive: a short one, whose word needs no flush.
+/// Whether a kernel polls for the message of a receive: one whose word needs no flush.
 pub(super) fn polls(common: &Common, channel: &RecvChannel, link: &mut Link) -> bool {
     let flagged = channel.has_flagged(common.number);
-    let lane = link.lane(0).filter(|_| !common.large);
+    let by_nic = channel.path == Path::Nic;
+    let lane = link.lane(0).filter(|_| !common.large || !by_nic);
     lane.is_some_and(|lane| lane.may_spin(channel.path, flagged))
 }
 
@@ -242,11 +243,12 @@ pub(super) fn unpack<const N: usize>(
         };
     }
     // A large receive may be first under its tag: the rooms are made later if its message is eager.
-    let (payload, waits) = match channel.payload_addr(number) {
-        Some(payload) => (payload, waits.into()),
-        None if on(Mutant::EarlyRoom) => (0, waits.into()),
+    let (payload, later) = match channel.payload_addr(number) {
+        Some(payload) => (payload, 0),
+        None if on(Mutant::EarlyRoom) => (0, 0),
         None => (channel.room_addr(number), LATER),
     };
+    let waits = later | if waits { POLLS } else { 0 };
     Unpack {
         word: channel.word(number, common.large).addr().0,
         payload,

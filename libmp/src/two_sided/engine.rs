@@ -14,7 +14,7 @@ use super::state::{Guard, State};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
-use crate::path::{NicOptions, PathChoice, Paths};
+use crate::path::{NicOptions, Path, PathChoice, Paths};
 use crate::trace::{Observers, file_of};
 
 /// The period of the background work.
@@ -76,6 +76,7 @@ impl Engine {
             &error,
             kernels.clone(),
         )?;
+        log_paths(&paths, rank, size);
         Ok(Engine {
             rank,
             size,
@@ -142,6 +143,31 @@ fn mapped(bootstrap: &dyn Bootstrap, choice: PathChoice) -> Vec<bool> {
     }
 }
 
+/// Logs one line for each path of the rank: the ranks that it leads to, and the reason.
+fn log_paths(paths: &Paths, me: u32, size: u32) {
+    if !tracing::enabled!(target: "mp", tracing::Level::INFO) {
+        return;
+    }
+    for path in [Path::Local, Path::Ipc, Path::Nic] {
+        let ranks: Vec<u32> = (0..size).filter(|rank| paths.to(*rank) == path).collect();
+        if let Some(first) = ranks.first() {
+            let (ranks, reason) = (ranges(&ranks), paths.reason(*first));
+            tracing::info!(target: "mp", "rank {me}: path {path:?} to rank {ranks}: {reason}");
+        }
+    }
+}
+
+/// Sorted ranks in short form: `0, 2-5`.
+fn ranges(ranks: &[u32]) -> String {
+    let runs = ranks.chunk_by(|a, b| a + 1 == *b);
+    let text = runs.filter_map(|run| match run {
+        [] => None,
+        [one] => Some(one.to_string()),
+        [first, .., last] => Some(format!("{first}-{last}")),
+    });
+    text.collect::<Vec<_>>().join(", ")
+}
+
 /// The topic of the contexts of one name: FNV-1a, which is the same on every rank. Successive
 /// contexts of one name have different topics, so a message of an old context is never taken for
 /// one of a new context.
@@ -152,4 +178,32 @@ fn topic(name: &str, bootstrap: &dyn Bootstrap) -> u64 {
         topic = step(topic, 0xff);
     }
     topic
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sorted_ranks_are_written_as_ranges() {
+        assert_eq!(ranges(&[]), "");
+        assert_eq!(ranges(&[3]), "3");
+        assert_eq!(ranges(&[0, 2, 3, 4, 5, 9, 10]), "0, 2-5, 9-10");
+    }
+
+    #[test]
+    fn each_path_has_its_own_reason() {
+        let gpu = Gpu::soft().unwrap();
+        let device = Device::emulated(&gpu).unwrap();
+        let unmapped = Paths::for_test(&device);
+        let mapped = Paths::for_test(&device).with_mapped(1);
+        let reason = |paths: &Paths, peer, path| {
+            assert_eq!(paths.to(peer), path);
+            paths.reason(peer)
+        };
+        assert!(reason(&mapped, 0, Path::Ipc).contains("this host"));
+        assert!(reason(&mapped, 1, Path::Nic).contains("another host"));
+        assert!(reason(&unmapped, 1, Path::Nic).contains("do not select"));
+        assert!(reason(&unmapped, 1 << 16, Path::Local).contains("itself"));
+    }
 }

@@ -321,8 +321,8 @@ impl Peer {
                 self.channels
                     .peer_receives(setup, *tag, memory, *flags, out)?;
             }
-            Control::Credits { tag, block, offset } => {
-                self.channels.peer_credits(*tag, block, *offset)?;
+            Control::DeviceBlock { tag, block, offset } => {
+                self.channels.peer_device_block(*tag, block, *offset)?;
             }
             Control::Retire { tag, next } => {
                 let link = &mut self.link;

@@ -202,7 +202,10 @@ impl Engine {
         };
         let mut puts = List::<{ MOST_CHUNKS + 5 }>::new();
         if late.complete {
-            // The receive is posted, so its slot is free.
+            // The receive is posted, so its slot is free; or kernels wait for it.
+            for put in &late.behind {
+                lane.end_in(*put, result_addr, self.error.addr().0);
+            }
             puts.put(late.behind.iter().copied());
             puts.post(stream, Some(lane))?;
             let done = SendState::Done(Status::SUCCESS);

@@ -1,7 +1,9 @@
 //! A stream posts several prepared requests in one submission: a list with the ready words of
 //! receives, the short sends and the announcements, a kernel with a block for each send that it
-//! completes, and a list with the puts of these sends. Sends of several work requests and of strided
-//! pieces have kernels of their own. If a part is refused, no request is posted.
+//! completes, and a list with the puts of these sends. If sends need a kernel that do not wait for
+//! their receives, these have a kernel and a list in front of the waits of the others. Sends of several
+//! work requests and of strided pieces have kernels of their own. If a part is refused, no request is
+//! posted.
 
 use gdsync::gpu::{WeakStream, Word64};
 use gdsync::{Status, Stream};
@@ -14,7 +16,7 @@ use super::packed::staged;
 use super::peer::Need;
 use super::post::{POST, unposted};
 use super::receive::{ANY_RANK, advertise, check_ready_order};
-use super::send::{announce, by_stream, direct, unstamped};
+use super::send::{announce, by_stream, complete, unstamped};
 use super::spec::On;
 use super::state::{State, known, no_lane};
 use crate::error::{Error, Kind, Result};
@@ -59,10 +61,13 @@ pub(crate) struct Posts {
     /// All puts, in the order in which they were prepared.
     made: Vec<(LaneId, Put)>,
     front: Vec<Part>,
+    /// Puts behind a kernel that waits for no receive.
+    short: Vec<Part>,
     /// Waits for ready words, after all that others may wait for.
     ready: Vec<Part>,
     back: Vec<Part>,
-    stamps: Vec<Stamp<MOST_CHUNKS>>,
+    /// The kernels in front of `short`, and those in front of `back`.
+    stamps: [Vec<Stamp<MOST_CHUNKS>>; 2],
 }
 
 impl Posts {
@@ -70,14 +75,21 @@ impl Posts {
         self.members.clear();
         self.made.clear();
         self.front.clear();
+        self.short.clear();
         self.ready.clear();
         self.back.clear();
-        self.stamps.clear();
+        self.stamps.iter_mut().for_each(Vec::clear);
     }
 }
 
 /// The passes over the requests, in the order of their parts: what peers wait for comes first.
-const PASSES: [Pass; 4] = [Pass::Receives, Pass::Whole, Pass::Announced, Pass::Behind];
+const PASSES: [Pass; 5] = [
+    Pass::Receives,
+    Pass::Whole,
+    Pass::Announced,
+    Pass::Short,
+    Pass::Large,
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
@@ -86,8 +98,9 @@ enum Pass {
     Whole,
     /// The announcements of the others.
     Announced,
-    /// Their payloads.
-    Behind,
+    /// Their payloads: of those that wait for no receive, and of the large ones.
+    Short,
+    Large,
 }
 
 impl Engine {
@@ -273,12 +286,18 @@ impl Engine {
             }
             let decided = match pass {
                 Pass::Receives => decide_receive(state, key, posts),
-                Pass::Whole => self.decide_whole(state, key, posts),
+                Pass::Whole => self.decide_whole(state, at, posts),
                 Pass::Announced => {
                     let announced = self.decide_announcement(state, at, posts);
                     announced.map(|()| None)
                 }
-                Pass::Behind => self.decide_payload(state, key, posts).map(Some),
+                Pass::Short | Pass::Large => {
+                    let large = known(&mut state.requests, key)?.large;
+                    match large == (pass == Pass::Large) {
+                        true => self.decide_payload(state, key, posts).map(Some),
+                        false => Ok(None),
+                    }
+                }
             };
             if let Some(last) = decided.map_err(|e| e.of_peer(rank))? {
                 posts.members[at].last = Some(last);
@@ -291,9 +310,11 @@ impl Engine {
     fn decide_whole(
         &self,
         state: &mut State,
-        key: RequestKey,
+        member: usize,
         posts: &mut Posts,
     ) -> Result<Option<Put>> {
+        let key = posts.members[member].key;
+        let result = state.requests.result_addr(key).0;
         let rank = known(&mut state.requests, key)?.peer;
         if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here()) {
             return Err(peer.error(POST));
@@ -301,27 +322,43 @@ impl Engine {
         let (common, send, channel, link) = state.outgoing(key)?;
         let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
         let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
-        let known = match common.large && send.late.is_none() {
-            true => channel.known_place(number, len, stream),
-            false => None,
-        };
-        let stamped = (common.large || send.late.is_some()) && known.is_none();
-        if stamped || send.packed.is_some() {
+        let lane = common.poster.lane;
+        if send.late.is_some() || send.packed.is_some() {
             return Ok(None);
         }
-        let lane = common.poster.lane;
         let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
-        let last = match known {
-            // The receive is posted, so its slot is free.
-            Some(place) => direct(&mut batch, channel, number, segments, len, place)?,
-            None => {
-                let last = by_stream(&mut batch, channel, number, segments, len, stream)?;
-                let by_kernel = last.takes_credit();
-                lead_in(channel, number, true, stream, by_kernel, &mut posts.front)?;
-                last
-            }
-        };
         let at = LaneId { rank, lane };
+        if common.large {
+            let Some(last) = complete(&mut batch, channel, common, true)? else {
+                return Ok(None);
+            };
+            batch.lane().end_in(last, result, self.error.addr().0);
+            if !last.waits() {
+                // The receive is posted, so its slot is free.
+                keep(batch.all(), at, &mut posts.made, &mut posts.front);
+                return Ok(Some(last));
+            }
+            let late = channel.late(send);
+            late.complete = true;
+            late.behind.push(last);
+            posts.members[member].behind = true;
+            keep([last].into_iter(), at, &mut posts.made, &mut posts.ready);
+            // Its kernel may be behind one that waits for another receive.
+            let busy = channel.sent_before(number, Some(stream)).is_some();
+            if !busy && channel.blocked_by(number).is_none() {
+                let announced = announce(&mut batch, channel, number, len)?;
+                keep(
+                    [announced].into_iter(),
+                    at,
+                    &mut posts.made,
+                    &mut posts.front,
+                );
+            }
+            return Ok(Some(last));
+        }
+        let last = by_stream(&mut batch, channel, number, segments, len, stream)?;
+        let by_kernel = last.takes_credit();
+        lead_in(channel, number, true, stream, by_kernel, &mut posts.front)?;
         keep(batch.all(), at, &mut posts.made, &mut posts.front);
         Ok(Some(last))
     }
@@ -376,9 +413,14 @@ impl Engine {
             false => by_stream(&mut batch, channel, number, segments, len, stream)?,
         };
         let at = LaneId { rank, lane };
-        keep(batch.all(), at, &mut posts.made, &mut posts.back);
+        let [short, long] = &mut posts.stamps;
+        let (parts, stamps) = match large {
+            true => (&mut posts.back, long),
+            false => (&mut posts.short, short),
+        };
+        keep(batch.all(), at, &mut posts.made, parts);
         if stamped {
-            self.add_stamp(&batch, common, send, channel, result, &mut posts.stamps)?;
+            self.add_stamp(&batch, common, send, channel, result, stamps)?;
         }
         Ok(last)
     }
@@ -407,24 +449,26 @@ impl Engine {
     /// Enqueues what was decided.
     fn submit(&self, state: &mut State, stream: &Stream, posts: &Posts) -> Result<(), Refusal> {
         let mut plan: Plan<'_> = std::mem::take(&mut state.plan).emptied();
-        for part in posts.front.iter().chain(&posts.ready) {
-            part.add_to(&mut plan);
-        }
-        let behind = posts.members.iter().filter(|member| member.behind);
-        if behind.clone().next().is_some() {
-            let gathers = behind.filter(|member| gathered(&state.requests, member).is_some());
-            let own = posts.stamps.iter().filter(|params| params.chunks > 1);
-            let (gathers, own) = (gathers.count(), own.count());
-            let shared = (posts.stamps.len() - own).div_ceil(STAMPS);
-            plan.kernels_here((gathers + own + shared) as u32);
-        }
-        for part in &posts.back {
-            part.add_to(&mut plan);
+        let stages = [
+            (&posts.front, &posts.short, false),
+            (&posts.ready, &posts.back, true),
+        ];
+        for ((before, behind, large), stamps) in stages.into_iter().zip(&posts.stamps) {
+            before.iter().for_each(|part| part.add_to(&mut plan));
+            let gathers = gathering(&state.requests, posts, large).count();
+            let own = stamps.iter().filter(|params| params.chunks > 1).count();
+            let shared = (stamps.len() - own).div_ceil(STAMPS);
+            if !behind.is_empty() {
+                plan.kernels_here((gathers + own + shared) as u32);
+            }
+            behind.iter().for_each(|part| part.add_to(&mut plan));
         }
         let State {
             peers, requests, ..
         } = &mut *state;
-        let launch = |stream: &Stream| self.complete_all(requests, stream, posts);
+        // The first position is missing if no send needs it.
+        let first = usize::from(posts.short.is_empty());
+        let launch = |stream: &Stream, at| self.complete_all(requests, stream, posts, first + at);
         let alone = posts.members.iter().filter(|member| member.alone).count();
         let own = posts.made.iter().filter(|(at, _)| at.rank == self.rank);
         /// Submissions of a request of this rank to itself, at most, without its puts.
@@ -438,14 +482,19 @@ impl Engine {
         posted
     }
 
-    /// Launches the kernels: they gather pieces, and complete the work requests.
-    fn complete_all(&self, requests: &Table, stream: &Stream, posts: &Posts) -> Result<()> {
-        for member in posts.members.iter().filter(|member| member.behind) {
-            if let Some((pieces, staging)) = gathered(requests, member) {
-                self.gather_on(stream, POST, pieces, staging)?;
-            }
+    /// Launches the kernels of short sends (0) or of large ones (1): they gather pieces, and complete
+    /// the work requests.
+    fn complete_all(
+        &self,
+        requests: &Table,
+        stream: &Stream,
+        posts: &Posts,
+        stage: usize,
+    ) -> Result<()> {
+        for (pieces, staging) in gathering(requests, posts, stage == 1) {
+            self.gather_on(stream, POST, pieces, staging)?;
         }
-        self.stamp_all(stream, &posts.stamps)
+        self.stamp_all(stream, &posts.stamps[stage])
     }
 
     /// Changes the states of the requests that are posted. After an error `e` only the first list
@@ -563,6 +612,22 @@ fn is_marked(state: &State, member: &Member) -> bool {
 fn gathered<'r>(requests: &'r Table, member: &Member) -> Option<(&'r Strided, &'r Memory)> {
     let entry = requests.get(member.key)?;
     staged(entry.send()?.packed.as_deref(), &entry.common)
+}
+
+/// Those of the large sends of a call, or of the others.
+fn gathering<'r>(
+    requests: &'r Table,
+    posts: &'r Posts,
+    large: bool,
+) -> impl Iterator<Item = (&'r Strided, &'r Memory)> {
+    let behind = posts.members.iter().filter(|member| member.behind);
+    let of = move |member: &&Member| {
+        let entry = requests.get(member.key);
+        entry.is_some_and(|entry| entry.large == large)
+    };
+    behind
+        .filter(of)
+        .filter_map(|member| gathered(requests, member))
 }
 
 fn receives(state: &State, member: &Member) -> bool {

@@ -31,6 +31,7 @@ impl Engine {
         let now = self.host().now();
         let (mut done, keys) = {
             let mut state = self.lock();
+            state.last_round = now;
             let mut done = self.receive_control(&mut state);
             done |= self.advance_agreement(&mut state);
             done |= self.match_any(&mut state);
@@ -82,9 +83,8 @@ impl Engine {
 
     /// Advances the CPU's sends and the receives that the CPU takes in, and nothing else: the work
     /// of a waiting call at each check.
-    pub(crate) fn push_all(&self) {
-        let mut state = self.lock();
-        self.copy(&mut state);
+    pub(crate) fn push_all(&self, state: &mut State) {
+        self.copy(state);
         let mut keys = std::mem::take(&mut state.keys);
         let active = |entry: &Entry| {
             let posted = |receive: &Incoming| receive.state == ReceiveState::Posted;
@@ -95,7 +95,7 @@ impl Engine {
         let open = state.requests.iter().filter(|(_, entry)| active(entry));
         keys.extend(open.map(|(key, _)| key).take(SLICE));
         for key in &keys {
-            self.advance(&mut state, *key);
+            self.advance(state, *key);
         }
         state.keys = keys;
     }

@@ -18,6 +18,7 @@ use crate::path::{Batch, Link, List, Path, Put, Shared};
 use crate::request::entry::{Common, Entry, Incoming, Operation, Poster, ReceiveState};
 use crate::request::reached::Mark;
 use crate::request::table::{RequestKey, Table};
+use crate::wire::flag;
 use crate::wire::word::{self, WordKind};
 
 pub(super) const PREPARE: &str = "prepare receive";
@@ -77,7 +78,7 @@ impl Engine {
                     let (tag, eager) = (spec.tag, !large);
                     let need = Need::Recv { tag, eager };
                     let (mut state, lane) = self.ensure(rank, &spec.on, need)?;
-                    if eager && spec.on.stream().is_some() {
+                    if spec.on.stream().is_some() {
                         self.offer_flagged(&mut state, rank, tag);
                     }
                     let number = |state: &mut State| {
@@ -333,11 +334,11 @@ fn set_posted(state: &mut State, key: RequestKey, posted: ReceiveState, mark: Op
 }
 
 /// Prepares the puts that advertise the memory of a large receive to its sender, and its ready
-/// word.
+/// word. A stream also stores the place where kernels of the sender poll.
 pub(super) fn advertise(
     batch: &mut Batch<'_>,
     shared: &Shared,
-    channel: &RecvChannel,
+    channel: &mut RecvChannel,
     common: &Common,
     receive: &Incoming,
 ) -> Result<[Option<Put>; 3]> {
@@ -349,7 +350,13 @@ pub(super) fn advertise(
             return Err(Error::new(PREPARE, Kind::Invalid, what));
         }
     };
-    let place = memory.keys().place(channel.path, addr, shared)?.encode();
+    let place = memory.keys().place(channel.path, addr, shared)?;
+    if common.poster.stream.is_some()
+        && let Some(lines) = channel.lines_of_place(common.number)?
+    {
+        batch.put_lines(&flag::place(common.number, place.addr, common.len), lines)?;
+    }
+    let place = place.encode();
     let ready = word::word(common.number, WordKind::Ready, common.len).to_le_bytes();
     batch.put_bytes(&place, channel.place(common.number)?)?;
     batch.announce(&ready, channel.ready(common.number)?)?;

@@ -243,8 +243,7 @@ impl Engine {
         Ok((key, posted))
     }
 
-    /// Prepares the puts of a send for its stream. `now`: it is posted at once. If its receive is
-    /// known to be posted then, its puts need no kernel and no announcement.
+    /// Prepares the puts of a send for its stream. `now`: it is posted at once.
     pub(super) fn prepare_puts(
         &self,
         lane: &mut Lane,
@@ -256,13 +255,9 @@ impl Engine {
         let (number, len, large) = (common.number, common.len, common.large);
         let segments = common.segments.as_slice();
         let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
-        let known = match now && large && send.late.is_none() {
-            true => channel.known_place(number, len, stream),
-            false => None,
-        };
-        if let Some(place) = known {
-            let mut batch = Batch::new(lane);
-            direct(&mut batch, channel, number, segments, len, place)?;
+        let mut batch = Batch::new(lane);
+        let whole = large && send.late.is_none();
+        if whole && complete(&mut batch, channel, common, now)?.is_some() {
             let late = channel.late(send);
             late.complete = true;
             late.behind.extend(batch.all());
@@ -273,7 +268,6 @@ impl Engine {
         }
         if large || send.late.is_some() {
             channel.make_stamps(&self.paths)?;
-            let mut batch = Batch::new(lane);
             common.puts[0] = stamped(&mut batch, channel, number, large, segments, len)?;
             let behind = batch.all().skip(usize::from(large));
             channel.late(send).behind.extend(behind);
@@ -416,6 +410,30 @@ pub(super) fn direct(
 ) -> Result<Put> {
     payload(batch, segments, len, place)?;
     put_stamp(batch, channel, number, WordKind::Direct, len)
+}
+
+/// Prepares a large message of a stream that needs no announcement of the CPU and no stamp of a kernel,
+/// and returns its last put. Either its receive is known to be posted, which is checked if the message
+/// is posted `now`, or kernels find the memory of the receive.
+pub(super) fn complete(
+    batch: &mut Batch<'_>,
+    channel: &mut SendChannel,
+    common: &Common,
+    now: bool,
+) -> Result<Option<Put>> {
+    let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
+    let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
+    let known = match now {
+        true => channel.known_place(number, len, stream),
+        false => None,
+    };
+    if let [one] = segments
+        && let Some(put) = channel.put_direct(batch, number, one.piece(), known, stream)?
+    {
+        return Ok(Some(put));
+    }
+    let sent = known.map(|place| direct(batch, channel, number, segments, len, place));
+    sent.transpose()
 }
 
 /// Prepares payload and stamp of a message that a kernel completes.

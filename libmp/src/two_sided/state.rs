@@ -72,6 +72,8 @@ pub(crate) struct State {
     /// The buffers of waits for several requests.
     pub waits: Waits,
     pub watch: Watch,
+    /// The start of the last round of the background work.
+    pub last_round: Time,
     pub next_slow_round: Time,
     pub gone_poll: GonePoll,
     /// Number of windows that were made with all ranks.
@@ -143,6 +145,7 @@ impl State {
             posts: Posts::default(),
             waits: Waits::default(),
             watch: Watch::default(),
+            last_round: Time::ZERO,
             next_slow_round: Time::ZERO,
             gone_poll: GonePoll::default(),
             windows: 0,

@@ -2,6 +2,7 @@
 //! the sender, and ends the receive. A stream does the same by a kernel, see `claim`.
 
 use gdsync::Status;
+use gdsync::gpu::Region;
 
 use super::channel::RecvChannel;
 use super::claim::needs_flush;
@@ -111,24 +112,22 @@ fn take_in(
         Some(WordKind::Eager | WordKind::Flagged) if len > room => Ok((Status::TRUNCATED, len)),
         Some(WordKind::Flagged) => match flagged {
             Some(payload) => {
-                scatter(segments, len, |at, bytes| {
-                    bytes.copy_from_slice(&payload[at..at + bytes.len()]);
-                    Ok(())
+                scatter(segments, len, |into, to, at, n| {
+                    Ok(into.write(to, &payload[at..at + n])?)
                 })?;
                 Ok((Status::SUCCESS, len))
             }
             None => Ok((Status::BAD_RESPONSE, 0)),
         },
         Some(WordKind::Eager) => {
-            scatter(segments, len, |at, bytes| {
-                channel.read_payload(common.number, at, bytes)
-            })?;
+            let (rooms, at) = channel.payload(common.number)?;
+            scatter_region(segments, len, rooms, at)?;
             Ok((Status::SUCCESS, len))
         }
         Some(WordKind::Direct) if len > room => Ok((Status::BAD_RESPONSE, 0)),
         Some(WordKind::Direct) => {
             if let Some(staging) = &receive.staging {
-                scatter(segments, len, |at, bytes| staging.read(at, bytes))?;
+                scatter_region(segments, len, staging.region(), 0)?;
             }
             Ok((Status::SUCCESS, len))
         }
@@ -138,26 +137,41 @@ fn take_in(
     }
 }
 
-/// Copies `len` bytes into segments; `read` returns the bytes at an offset.
+/// Copies `len` bytes into segments; `copy` copies a number of bytes to an offset of a region, from an
+/// offset in the message.
 fn scatter(
     segments: &[Slice],
     len: u64,
-    mut read: impl FnMut(usize, &mut [u8]) -> Result<()>,
+    mut copy: impl FnMut(&Region, usize, usize, usize) -> Result<()>,
 ) -> Result<()> {
+    let mut done = 0;
+    for segment in segments {
+        let n = segment.len().min(len as usize - done);
+        copy(segment.memory().region(), segment.offset(), done, n)?;
+        done += n;
+    }
+    Ok(())
+}
+
+/// Copies the `len` bytes at byte `start` of `source` into segments.
+fn scatter_region(segments: &[Slice], len: u64, source: &Region, start: usize) -> Result<()> {
+    scatter(segments, len, |into, to, at, n| {
+        match into.copy_from(to, source, start + at, n)? {
+            true => Ok(()),
+            false => copy_by_engine((into, to), (source, start + at), n),
+        }
+    })
+}
+
+/// Copies `len` bytes between regions of which the CPU cannot access one.
+#[cold]
+fn copy_by_engine(into: (&Region, usize), from: (&Region, usize), len: usize) -> Result<()> {
     const PIECE: usize = 4096;
     let mut buffer = [0; PIECE];
-    let mut from = 0;
-    for segment in segments {
-        let mut at = 0;
-        while at < segment.len() && from < len as usize {
-            let n = PIECE.min(segment.len() - at).min(len as usize - from);
-            read(from, &mut buffer[..n])?;
-            segment
-                .memory()
-                .write(segment.offset() + at, &buffer[..n])?;
-            at += n;
-            from += n;
-        }
+    for done in (0..len).step_by(PIECE) {
+        let piece = &mut buffer[..PIECE.min(len - done)];
+        from.0.read(from.1 + done, piece)?;
+        into.0.write(into.1 + done, piece)?;
     }
     Ok(())
 }

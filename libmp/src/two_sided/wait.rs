@@ -9,7 +9,7 @@ use gdsync::{Status, Stream};
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
 use super::post::note_waiter;
-use super::state::{State, no_lane};
+use super::state::{Guard, State, no_lane};
 use crate::error::{Error, Kind, Result, time};
 use crate::path::uncaptured;
 use crate::request::Done;
@@ -121,10 +121,11 @@ impl Engine {
         let deadline = self.host().now() + limit;
         let mut checks = 0;
         self.wait(deadline, &mut || {
-            if condition(&mut self.lock()) {
+            let mut state = self.lock();
+            if condition(&mut state) {
                 return true;
             }
-            self.work(&mut checks);
+            self.work(state, &mut checks);
             false
         })
     }
@@ -132,15 +133,18 @@ impl Engine {
     /// The work of the CPU behind a check of what it waits for, as the number of `checks` says: it
     /// advances the requests that it posts itself, or does a round of the background work. `true`:
     /// the round.
-    pub(crate) fn work(&self, checks: &mut u32) -> bool {
-        /// Number of checks between two rounds of the background work.
+    pub(crate) fn work(&self, mut state: Guard<'_>, checks: &mut u32) -> bool {
+        /// Number of checks between two rounds of the background work, and the time since the last
+        /// round of any thread: a round costs several messages.
         const EVERY: u32 = 32;
+        const APART: Duration = Duration::from_micros(20);
         *checks += 1;
-        let round = checks.is_multiple_of(EVERY);
+        let round = checks.is_multiple_of(EVERY) && self.host().now() >= state.last_round + APART;
         if round {
+            drop(state);
             self.progress();
         } else {
-            self.push_all();
+            self.push_all(&mut state);
         }
         round
     }

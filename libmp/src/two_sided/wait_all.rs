@@ -18,7 +18,7 @@ use super::spec::On;
 use super::state::{State, known, no_lane};
 use super::wait::WAIT_ON;
 use crate::error::{Error, Result};
-use crate::kernels::{Polls, SEGMENTS, UNPACKS, Unpack};
+use crate::kernels::{POLLS, Polls, SEGMENTS, UNPACKS, Unpack};
 use crate::path::{Path, Put, uncaptured};
 use crate::plan::{LaneId, PeerLanes, Plan};
 use crate::request::entry::{Entry, Operation, ReceiveState};
@@ -86,7 +86,7 @@ impl Claim {
     /// The word and the value that show that its kernel waits no more, if the kernel polls.
     fn passed(&self) -> Option<(&Word64, u64)> {
         let passed = (&self.taken, word::threshold(self.of.number));
-        (self.params.waits == 1).then_some(passed)
+        (self.params.waits & POLLS != 0).then_some(passed)
     }
 }
 
@@ -309,7 +309,8 @@ impl Engine {
             peers, requests, ..
         } = &mut *state;
         let launched = Cell::new(false);
-        let launch = |stream: &Stream| self.take_all_in(requests, stream, waits, &launched);
+        let launch =
+            |stream: &Stream, _: usize| self.take_all_in(requests, stream, waits, &launched);
         let posted = plan.post(stream, peers, Some(&launch));
         state.plan = plan.emptied();
         let Err(refusal) = posted else {

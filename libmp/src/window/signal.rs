@@ -163,7 +163,7 @@ impl Engine {
             if !matches!(met, Ok(false)) {
                 return true;
             }
-            self.work(&mut checks);
+            self.work(self.lock(), &mut checks);
             let state = &mut *self.lock();
             state.released.look(&awaited.word);
             awaited.lost(state).is_some()

@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 10;
+pub const VERSION: u16 = 11;
 
 /// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,14 +121,14 @@ pub enum Control {
         /// Its layout.
         shape: Shape,
     },
-    /// The sender of messages under a tag has credits in device memory: the reader's kernels set the
-    /// word of a slot to the number of the message that they have taken.
-    Credits {
+    /// The sender of messages under a tag has a device block. For each slot, the reader's kernels store
+    /// there the number of the message that they have taken, and the place of a receive.
+    DeviceBlock {
         /// The tag.
         tag: u32,
         /// The memory, one record for each path.
         block: Vec<Record>,
-        /// Their offset in it.
+        /// Its offset in it.
         offset: u64,
     },
     /// The sender does not need the channel to the reader under a tag: all its messages were taken.
@@ -242,7 +242,7 @@ impl Control {
             Control::Memory(export) => (18, u8::from(export.host)),
             Control::Mapped { place, .. } => (19, u8::from(place.is_some())),
             Control::Released { .. } => (20, 0),
-            Control::Credits { .. } => (21, 0),
+            Control::DeviceBlock { .. } => (21, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -275,7 +275,7 @@ impl Control {
                 b.extend(flags.offset.to_le_bytes());
                 b.extend(flags.from.to_le_bytes());
             }
-            Control::Credits { tag, block, offset } => {
+            Control::DeviceBlock { tag, block, offset } => {
                 b.extend(tag.to_le_bytes());
                 put(&mut b, block);
                 b.extend(offset.to_le_bytes());
@@ -349,7 +349,7 @@ impl Control {
     pub fn blocks(&self) -> [&[Record]; 3] {
         match self {
             Control::Sends { block, .. }
-            | Control::Credits { block, .. }
+            | Control::DeviceBlock { block, .. }
             | Control::Window { block, .. } => [block, &[], &[]],
             Control::Receives {
                 block,
@@ -366,7 +366,7 @@ impl Control {
     pub fn blocks_mut(&mut self) -> [Option<&mut Vec<Record>>; 3] {
         match self {
             Control::Sends { block, .. }
-            | Control::Credits { block, .. }
+            | Control::DeviceBlock { block, .. }
             | Control::Window { block, .. } => [Some(block), None, None],
             Control::Receives {
                 block,
@@ -498,7 +498,7 @@ impl Control {
                 Control::Mapped { key, place }
             }
             20 => Control::Released { key: r.u32()? },
-            21 => Control::Credits {
+            21 => Control::DeviceBlock {
                 tag: r.u32()?,
                 block: r.records()?,
                 offset: r.u64()?,
@@ -685,7 +685,7 @@ mod tests {
                 place: None,
             },
             Control::Released { key: u32::MAX },
-            Control::Credits {
+            Control::DeviceBlock {
                 tag: 3,
                 block: vec![Record::new(2, &[1; 20])],
                 offset: 64,

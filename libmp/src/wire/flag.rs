@@ -24,6 +24,26 @@ pub fn before(number: u64, len: usize) -> Vec<u8> {
     flag.to_le_bytes().repeat(len / LINE)
 }
 
+/// Bytes of a place in lines, as `device/mp_direct.cu` reads it.
+pub const PLACE: usize = 5 * LINE;
+
+/// The lines of the memory of the receive of message `number`: `len` bytes at `addr`.
+pub fn place(number: u64, addr: u64, len: u64) -> [u8; PLACE] {
+    let mut bytes = [0; PLACE];
+    let halves = [addr, addr >> 32, len, len >> 32, number >> 32];
+    for (line, half) in bytes.chunks_exact_mut(LINE).zip(halves) {
+        line.copy_from_slice(&(number << 32 | half & 0xffff_ffff).to_le_bytes());
+    }
+    bytes
+}
+
+/// `len` bytes of lines that are of no message of a slot: a ring has at least two slots, and the numbers
+/// of the next slot are others.
+pub fn no_place(slot: usize, len: usize) -> Vec<u8> {
+    let flag = (slot as u64 + 1) << 32;
+    flag.to_le_bytes().repeat(len / LINE)
+}
+
 /// The payload of message `number`, of `len` bytes, in the bytes of a room; `None` while a line is
 /// missing.
 pub fn payload(room: &[u8], number: u64, len: usize) -> Option<Vec<u8>> {

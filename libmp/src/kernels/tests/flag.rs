@@ -36,11 +36,7 @@ fn lay_out(bench: &mut Bench, skew: usize, len: usize) {
 
 fn message(bench: &Bench, skew: usize, len: usize) -> Flag {
     Flag {
-        credit: 0,
-        taken: 0,
-        before: 0,
-        after: 0,
-        last: 0,
+        slot: Credit::default(),
         done: bench.addr(DONE),
         serial: 9,
         from: bench.addr(FROM + skew),
@@ -143,11 +139,13 @@ fn message_waits_for_the_credit_of_its_slot_and_for_the_words_before_its_own() {
             bench.put64(END, 4);
             bench.load();
             let message = Flag {
-                credit: bench.addr(CREDIT),
-                taken: bench.addr(CREDIT_OF_HOST),
-                before: BEFORE,
-                after: if after { bench.addr(END) } else { 0 },
-                last: 5,
+                slot: Credit {
+                    credit: bench.addr(CREDIT),
+                    taken: bench.addr(CREDIT_OF_HOST),
+                    before: BEFORE,
+                    after: if after { bench.addr(END) } else { 0 },
+                    last: 5,
+                },
                 ..message(&bench, 0, 100)
             };
             write(&bench, &bench.stream, &message);

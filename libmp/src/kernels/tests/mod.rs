@@ -2,6 +2,7 @@
 //! that they access, and every byte of it is compared.
 
 mod collect;
+mod direct;
 mod flag;
 mod put;
 mod stamp;
@@ -86,6 +87,7 @@ impl Bench {
         };
         bench.kernels.copying = Dims::linear(1, threads);
         bench.kernels.patching = Dims::linear(1, threads);
+        bench.kernels.wide = Dims::linear(1, threads);
         bench.clear();
         bench
     }
@@ -182,6 +184,13 @@ fn module_contains_every_kernel_with_its_parameter_size() {
         ("mp_flag", size_of::<Flag>()),
         ("mp_flag_all_8", 8 + 8 * size_of::<Flag>()),
         ("mp_flag_all_39", 8 + FLAGS * size_of::<Flag>()),
+        ("mp_direct", size_of::<Direct>()),
+        ("mp_direct_all_8", 8 + 8 * size_of::<Direct>()),
+        ("mp_direct_all_24", 8 + DIRECTS * size_of::<Direct>()),
+        ("mp_direct_large", size_of::<Direct>()),
+        ("mp_place", size_of::<Direct>()),
+        ("mp_place_all_8", 8 + 8 * size_of::<Direct>()),
+        ("mp_place_all_24", 8 + DIRECTS * size_of::<Direct>()),
         ("mp_put_all_8", 8 + 8 * size_of::<Puts<PUTS>>()),
         ("mp_put_all_63", 8 + PUT_TASKS * size_of::<Puts<PUTS>>()),
         ("mp_strided", size_of::<Pieces>()),

@@ -69,9 +69,9 @@ impl Exported {
         self.len
     }
 
-    /// Writes from the first byte on.
-    pub fn write(&self, bytes: &[u8]) -> Result<()> {
-        Ok(self.slab.region.write(self.offset, bytes)?)
+    /// Writes from the byte at `at` on.
+    pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        Ok(self.slab.region.write(self.offset + at, bytes)?)
     }
 
     /// The record of the allocation.
@@ -110,7 +110,7 @@ mod tests {
         let first = parts[0].record();
         assert_eq!([1, 2].map(|i| parts[i].record() == first), [true, false]);
         for (i, one) in parts.iter().enumerate() {
-            one.write(&vec![i as u8 + 5; one.len()]).unwrap();
+            one.write(0, &vec![i as u8 + 5; one.len()]).unwrap();
         }
         for (i, one) in parts.iter().enumerate() {
             let mut bytes = vec![0; one.len()];
@@ -118,6 +118,6 @@ mod tests {
             assert_eq!(bytes, vec![i as u8 + 5; one.len()]);
         }
         let long = copier.exported(UNIT + 1).unwrap();
-        long.write(&vec![0; long.len()]).unwrap();
+        long.write(0, &vec![0; long.len()]).unwrap();
     }
 }

@@ -11,7 +11,7 @@ use super::stream::{LARGE, Tasks};
 use super::wqe::{BLOCK, MOST, Wqes};
 use super::{Copier, Piece, Span};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{Flag, MOST_CHUNKS, PUTS, Stamp};
+use crate::kernels::{Credit, Direct, Flag, MOST_CHUNKS, PUTS, Stamp};
 use crate::mutant::{Mutant, on};
 use crate::path::INLINE;
 
@@ -21,33 +21,31 @@ pub(crate) const AT_ONCE: usize = 64 << 10;
 /// Bytes of the copy buffer. Each piece of device memory costs two calls of the GPU's driver.
 const BUFFER: usize = 64 << 10;
 
+/// Where a put goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// To memory.
+    Memory,
+    /// A message, to a flagged room. Only a stream posts it.
+    Room,
+    /// A message, to the memory of its receive; a flagged room shows it. Only a stream posts it.
+    Receive,
+}
+
 /// A put that is prepared on a lane, in flight, or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Put {
     /// The lane, as [`Lane::id`].
     pub(super) lane: u32,
     slot: u16,
-    /// Whole words that become visible only after all earlier puts.
+    /// Whole words that become visible only after all earlier puts, and end a group of puts.
     pub(super) words: bool,
     /// It has a kernel launch of its own.
     pub(super) large: bool,
-    /// A message to a flagged room, which only a stream posts.
-    pub(super) flagged: bool,
-    /// Its kernel waits until the slot of the message is free.
+    pub(super) target: Target,
+    /// A kernel waits until the slot of the message is free, or for its receive.
     pub(in crate::path) waits: bool,
     serial: u64,
-}
-
-/// What the kernel of a message to a flagged room waits for.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Credit {
-    /// As [`Flag::credit`], [`Flag::taken`] and [`Flag::before`].
-    pub credit: u64,
-    pub taken: u64,
-    pub before: u64,
-    /// As [`Flag::after`] and [`Flag::last`].
-    pub after: u64,
-    pub last: u64,
 }
 
 impl Put {
@@ -55,9 +53,14 @@ impl Put {
         self.slot.into()
     }
 
-    /// Whether it is a message to a flagged room.
+    /// Whether a flagged room has it, or shows it.
     pub fn is_flagged(self) -> bool {
-        self.flagged
+        self.target != Target::Memory
+    }
+
+    /// Whether one kernel waits for its receive and another copies it.
+    pub(super) fn has_two_kernels(&self) -> bool {
+        self.target == Target::Receive && self.large && self.waits
     }
 
     pub(super) fn serial(self) -> u64 {
@@ -131,6 +134,8 @@ pub(super) struct Slot {
     to: Span,
     /// The parameters of a message to a flagged room, except the words of its lane.
     pub flag: Flag,
+    /// The parameters of a message that a flagged room shows, except the words of its lane.
+    pub direct: Direct,
     /// Held until the put is done or enqueued on a stream.
     from: Sources,
 }
@@ -144,6 +149,7 @@ impl Slot {
             len: 0,
             to: Span::default(),
             flag: Flag::default(),
+            direct: Direct::default(),
             from: Sources::default(),
         }
     }
@@ -169,7 +175,7 @@ pub(crate) struct Lane {
     queue: VecDeque<Put>,
     /// Number of copied bytes of the first put.
     copied: usize,
-    /// The buffer of copies between regions; empty before the CPU's first copy.
+    /// The buffer of copies to or from memory that the CPU cannot access; empty before the first.
     buffer: Vec<u8>,
     /// Buffers of lists.
     pub(super) tasks: Tasks,
@@ -262,7 +268,7 @@ impl Lane {
             slot: at as u16,
             words,
             large: !words && slot.len >= LARGE,
-            flagged: false,
+            target: Target::Memory,
             waits: false,
             serial: self.count,
         }
@@ -309,11 +315,7 @@ impl Lane {
         let put = self.begin(at, room, true);
         let slot = &mut self.slots[at];
         slot.flag = Flag {
-            credit: credit.credit,
-            taken: credit.taken,
-            before: credit.before,
-            after: credit.after,
-            last: credit.last,
+            slot: credit,
             from: piece.map_or(0, |piece| piece.addr()),
             room: room.addr,
             pair: pair.addr,
@@ -323,10 +325,48 @@ impl Lane {
             ..Flag::default()
         };
         Ok(Put {
-            flagged: true,
+            target: Target::Room,
             waits: credit.taken != 0 || credit.after != 0,
             ..put
         })
+    }
+
+    /// Prepares a message of one piece to the memory of its receive. `known`: this memory; else a
+    /// kernel waits for it. `params` has the words; [`Lane::end_in`] sets those of the result. Only a
+    /// stream posts it.
+    pub fn direct(
+        &mut self,
+        piece: Piece<'_>,
+        [room, pair]: [Span; 2],
+        known: Option<Span>,
+        params: Direct,
+    ) -> Result<Put> {
+        let at = self.take()?;
+        let from = &mut self.slots[at].from;
+        from.clear();
+        from.push(piece.into());
+        let put = self.begin(at, room, true);
+        let slot = &mut self.slots[at];
+        slot.direct = Direct {
+            to: known.map_or(0, |known| known.addr),
+            from: piece.addr(),
+            len: slot.len,
+            room: room.addr,
+            pair: pair.addr,
+            ..params
+        };
+        Ok(Put {
+            large: slot.len > Direct::ALONE,
+            target: Target::Receive,
+            waits: known.is_none(),
+            ..put
+        })
+    }
+
+    /// Sets where the kernels of a message store a failure: the request's result, and the error word.
+    pub fn end_in(&mut self, put: Put, result: u64, error: u64) {
+        let direct = &mut self.slots[put.slot()].direct;
+        (direct.result, direct.error) = (result, error);
     }
 
     /// The word that is set to a value when a put is done, posted or not.
@@ -366,6 +406,16 @@ impl Lane {
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
         let word = bytes.len() == 8 && to.addr.is_multiple_of(8);
         self.capture(bytes, to, word)
+    }
+
+    /// As [`Lane::announce`], for words without an order among each other and with the puts behind
+    /// them, each stored whole.
+    pub fn put_lines(&mut self, lines: &[u8], to: Span) -> Result<Put> {
+        let put = self.capture(lines, to, true)?;
+        Ok(Put {
+            words: false,
+            ..put
+        })
     }
 
     fn capture(&mut self, bytes: &[u8], to: Span, words: bool) -> Result<Put> {
@@ -419,7 +469,7 @@ impl Lane {
         slot.state = PutState::Free;
         slot.from.clear();
         self.next = put.slot();
-        if put.flagged {
+        if put.is_flagged() {
             // A later message may wait for it. Pinned memory, which the CPU reaches: it cannot fail.
             let _ = self.wqes.done(put.slot()).store(put.serial);
         }
@@ -532,7 +582,7 @@ impl Lane {
     pub fn post(&mut self, put: Put) -> Result<()> {
         const OPERATION: &str = "post request";
         self.check(OPERATION)?;
-        if put.flagged {
+        if put.is_flagged() {
             let what = "a message to a flagged room is posted on a stream; post it there";
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
@@ -584,7 +634,6 @@ impl Lane {
             buffer,
             ..
         } = self;
-        buffer.resize(BUFFER, 0);
         let slot = &slots[at];
         let (to, start) = copier.table.find(slot.to, slot.len)?;
         let mut skip = *copied;
@@ -608,8 +657,8 @@ impl Lane {
     }
 }
 
-/// Copies at most `n` bytes and at most the buffer's size, or one word. Returns the number of
-/// bytes.
+/// Copies `n` bytes, at most as many as the buffer has if the bytes pass through it, or one word.
+/// Returns the number of bytes.
 fn transfer(
     from: &Source,
     at: usize,
@@ -617,7 +666,7 @@ fn transfer(
     start: usize,
     n: usize,
     words: bool,
-    buffer: &mut [u8],
+    buffer: &mut Vec<u8>,
 ) -> Result<usize> {
     if words {
         let mut word = [0; 8];
@@ -625,7 +674,11 @@ fn transfer(
         to.word64(start)?.store(u64::from_ne_bytes(word))?;
         return Ok(8);
     }
-    let n = n.min(buffer.len());
+    if to.copy_from(start, &from.region, from.offset + at, n)? {
+        return Ok(n);
+    }
+    buffer.resize(BUFFER, 0);
+    let n = n.min(BUFFER);
     from.region.read(from.offset + at, &mut buffer[..n])?;
     to.write(start, &buffer[..n])?;
     Ok(n)

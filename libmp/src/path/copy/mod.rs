@@ -26,7 +26,7 @@ use crate::kernels::Kernels;
 
 pub(crate) use exported::Exported;
 use exported::Slabs;
-pub(crate) use lane::{AT_ONCE, Credit, Lane, Put, ROUND};
+pub(crate) use lane::{AT_ONCE, Lane, Put, ROUND};
 use memory::Table;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub(crate) use stream::{Item, Tasks, launches, post_puts};

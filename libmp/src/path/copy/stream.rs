@@ -6,10 +6,10 @@ use std::{iter, mem};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
-use super::lane::PutState;
+use super::lane::{PutState, Target};
 use super::{Lane, Put};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{FLAGS, Flag, Kernels, PUT_TASKS, PUTS, Polls, Puts};
+use crate::kernels::{DIRECTS, Direct, FLAGS, Flag, Kernels, PUT_TASKS, PUTS, Polls, Puts};
 use crate::path::uncaptured;
 
 /// Number of bytes from which a put has its own kernel launch.
@@ -54,17 +54,25 @@ impl Item {
 pub(crate) struct Tasks {
     puts: Vec<Puts<PUTS>>,
     flags: Vec<Flag>,
+    directs: Vec<Direct>,
 }
 
 /// The number of kernels of consecutive puts, at most.
 pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
     let (mut large, mut groups, mut small) = (0, 0_usize, 0);
     let (mut flagged, mut wordless) = (0_usize, false);
+    let (mut direct, mut places) = (0_usize, 0_usize);
     let mut before: Option<(u32, bool)> = None;
     for put in puts {
-        if put.flagged {
+        if put.is_flagged() {
             wordless |= before.is_some_and(|(_, words)| !words);
-            (flagged, before) = (flagged + 1, None);
+            before = None;
+            match put.target {
+                Target::Receive if put.large => large += 1,
+                Target::Receive => direct += 1,
+                _ => flagged += 1,
+            }
+            places += usize::from(put.has_two_kernels());
             continue;
         }
         if before.is_none_or(|(lane, words)| words || lane != put.lane) || small == PUTS {
@@ -77,7 +85,9 @@ pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
     }
     wordless |= before.is_some_and(|(_, words)| !words);
     let both = usize::from(wordless && groups > 1);
-    (large + groups.div_ceil(PUT_TASKS) + both + flagged.div_ceil(FLAGS)) as u32
+    let copies = large + groups.div_ceil(PUT_TASKS) + both;
+    let direct = direct.div_ceil(DIRECTS) + places.div_ceil(DIRECTS);
+    (copies + flagged.div_ceil(FLAGS) + direct) as u32
 }
 
 /// Divides consecutive puts into the groups that one block each executes: puts of one lane up to
@@ -88,7 +98,7 @@ fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
         let (mut end, mut small) = (0, 0);
         for put in rest {
             small += usize::from(!put.large);
-            if put.lane != first.lane || small > PUTS || put.flagged && end > 0 {
+            if put.lane != first.lane || small > PUTS || put.is_flagged() && end > 0 {
                 break;
             }
             end += 1;
@@ -104,10 +114,10 @@ fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
 
 /// Enqueues consecutive puts of `lanes`: first the large puts, each by as many blocks as it needs,
 /// then the others, a block for each group, then the messages to flagged rooms, a block for each,
-/// because they may wait for a peer that waits for the other puts. The
-/// blocks of a launch have no order, so the groups that end with a word have a launch behind those
-/// without one, whose bytes the word may announce. After an error, the lanes fail if a kernel was
-/// launched.
+/// then those to the memory of their receives, also a block for each unless they are long: messages may
+/// wait for a peer that waits for the other puts. The blocks of a launch have no order, so the groups
+/// that end with a word have a launch behind those without one, whose bytes the word may announce.
+/// After an error, the lanes fail if a kernel was launched.
 pub(crate) fn post_puts(
     stream: &Stream,
     lanes: &mut [&mut Lane],
@@ -115,10 +125,15 @@ pub(crate) fn post_puts(
     tasks: &mut Tasks,
 ) -> Result<()> {
     let kernels = ready(stream, lanes)?;
-    let large = |put: &&Put| put.large;
-    let Tasks { puts: tasks, flags } = tasks;
+    let large = |put: &&Put| put.large && !put.is_flagged();
+    let Tasks {
+        puts: tasks,
+        flags,
+        directs,
+    } = tasks;
     tasks.clear();
     flags.clear();
+    directs.clear();
     let mut bare = 0;
     for words in [false, true] {
         bare = tasks.len();
@@ -126,10 +141,11 @@ pub(crate) fn post_puts(
             let (Some(last), Some(lane)) = (group.last(), of(lanes, group)) else {
                 continue;
             };
-            match last.flagged {
-                // Those that wait are behind the others.
-                true if last.waits == words => flags.push(lane.flag_task(*last)),
-                false if last.words == words => {
+            // The messages that wait are behind the others.
+            match last.target {
+                Target::Room if last.waits == words => flags.push(lane.flag_task(*last)),
+                Target::Receive if last.waits == words => directs.push(lane.direct_task(*last)),
+                Target::Memory if last.words == words => {
                     tasks.push(lane.task(group.iter().filter(|put| !put.large), Some(*last)));
                 }
                 _ => {}
@@ -138,8 +154,13 @@ pub(crate) fn post_puts(
     }
     let (bare, announced) = tasks.split_at(bare);
     let mut launched = false;
-    let waiting = puts.iter().filter(|put| put.waits);
-    let polls = Polls::of(waiting.filter_map(|put| Some(of(lanes, &[*put])?.end_of(*put))));
+    let ends = |target, large| {
+        let waiting = puts
+            .iter()
+            .filter(move |put| put.waits && put.target == target);
+        let waiting = waiting.filter(move |put| put.large == large);
+        Polls::of(waiting.filter_map(|put| Some(of(lanes, &[*put])?.end_of(*put))))
+    };
     let mut enqueue = || -> Result<()> {
         for put in puts.iter().filter(large) {
             let Some(lane) = of(lanes, &[*put]) else {
@@ -161,8 +182,25 @@ pub(crate) fn post_puts(
         launched |= flags.len() > FLAGS;
         // SAFETY: the words belong to the lane and the channel, which the context keeps; the source
         // was alive when the message was prepared, and its memory stays accessible as that of other
-        // puts, above. The room and the pair are in memory of the peer that is mapped here.
-        unsafe { kernels.flag_all(stream, flags, polls) }
+        // puts, above. The room, the pair and the memory of the receive are in memory of the peer
+        // that is mapped here.
+        unsafe { kernels.flag_all(stream, flags, ends(Target::Room, false)) }?;
+        let short = directs.iter().filter(|direct| !direct.is_long());
+        launched |= !flags.is_empty() || short.clone().count() > DIRECTS;
+        // SAFETY: as above.
+        unsafe { kernels.direct_all(stream, short.clone(), ends(Target::Receive, false)) }?;
+        let long = directs.iter().filter(|direct| direct.is_long());
+        let waiting = long.clone().filter(|direct| direct.to == 0);
+        launched |= short.count() > 0 || waiting.clone().count() > DIRECTS;
+        // SAFETY: as above.
+        unsafe { kernels.place_all(stream, waiting.clone(), ends(Target::Receive, true)) }?;
+        launched |= waiting.count() > 0;
+        for direct in long {
+            // SAFETY: as above.
+            unsafe { kernels.direct_large(stream, direct) }?;
+            launched = true;
+        }
+        Ok(())
     };
     let enqueued = enqueue();
     if enqueued.is_err() {
@@ -235,7 +273,11 @@ impl Lane {
             return Ok(rdma::post_on(stream, &mut [], list)?);
         }
         ready(stream, &[&mut *self])?;
-        stream.check_room(list.len() as u32)?;
+        let more = items
+            .iter()
+            .filter_map(Item::put)
+            .filter(Put::has_two_kernels);
+        stream.check_room((list.len() + more.count()) as u32)?;
         let mut behind = items.iter().skip_while(|item| !item.is_put());
         match behind.any(Item::waits) {
             true => stream.hold_wait(|| self.enqueue(stream, list, items))?,
@@ -279,6 +321,15 @@ impl Lane {
         }
     }
 
+    /// The task of a message to the memory of its receive.
+    fn direct_task(&self, put: Put) -> Direct {
+        Direct {
+            done: self.wqes.done(put.slot()).addr().0,
+            serial: put.serial(),
+            ..self.slots[put.slot()].direct
+        }
+    }
+
     /// The task of some puts; it reports that `last` is done.
     fn task<'p>(&self, puts: impl Iterator<Item = &'p Put>, last: Option<Put>) -> Puts<PUTS> {
         let done = |last: Put| (self.wqes.done(last.slot()).addr().0, last.serial());
@@ -294,7 +345,7 @@ impl Lane {
         for put in puts {
             let at = task.count as usize;
             task.wqe[at] = self.wqes.addr(put.slot());
-            task.words |= u32::from(put.words) << at;
+            task.words |= u32::from(self.slots[put.slot()].words) << at;
             task.count += 1;
         }
         task

@@ -6,8 +6,9 @@
 //! stream to stream by `Path::Ipc` it has *flagged rooms* in device memory, which the first such
 //! receive of a stream makes. The sender has a *return block*: for each slot the address of the
 //! receive (`place`), whether it is posted (`ready`) and whether its message was taken (`taken`). A
-//! sender to flagged rooms also has *credits* in device memory, which its kernels poll: for each slot
-//! the number of the message that a kernel of the receiver has taken last. Message n uses slot n modulo the depth on both sides,
+//! sender to flagged rooms also has a *device block*, which its kernels poll: for each slot the number of
+//! the message that a kernel of the receiver has taken last (`credit`), and the place of the receive,
+//! in lines with flags. Message n uses slot n modulo the depth on both sides,
 //! for every poster and every taker. So messages need no matching while they move: the n-th send
 //! under a tag matches the n-th receive.
 
@@ -37,6 +38,11 @@ use sending::Sending;
 
 /// Bytes of a slot's words in the mailbox.
 const PAIR: usize = 16;
+/// Bytes of the length of a message that a flagged room shows.
+const DIRECT_LEN: usize = 8;
+/// Bytes of a slot in the device block: for a place, and for what kernels pass on.
+const PLACE: usize = flag::PLACE.next_multiple_of(64);
+const GO: usize = 32;
 
 impl Shape {
     fn slots(&self) -> usize {
@@ -54,16 +60,30 @@ impl Shape {
 
     /// Bytes of a slot's flagged room.
     fn flagged_room(&self) -> usize {
-        flag::size(self.room())
+        flag::size(self.room().max(DIRECT_LEN))
     }
 
     fn flagged_len(&self) -> usize {
         self.slots() * self.flagged_room()
     }
 
-    /// Bytes of the credits in device memory.
-    fn credits_len(&self) -> usize {
-        self.slots() * 8
+    /// Where the device block has the place of a slot.
+    fn place_at(&self, slot: usize) -> usize {
+        self.slots() * 8 + slot * PLACE
+    }
+
+    /// Where the device block has the words that the kernels of a message in this slot pass on.
+    fn go_at(&self, slot: usize) -> usize {
+        self.place_at(self.slots()) + slot * GO
+    }
+
+    /// Where the device block has the word that is set when the peer is given up.
+    fn lost_at(&self) -> usize {
+        self.go_at(self.slots())
+    }
+
+    fn device_block_len(&self) -> usize {
+        self.lost_at() + 8
     }
 
     pub(crate) fn mailbox_len(&self) -> usize {

@@ -2,7 +2,7 @@
 //! sender.
 
 use gdsync::Status;
-use gdsync::gpu::Word64;
+use gdsync::gpu::{Region, Word64};
 
 use super::{
     Channel, Credits, PAIR, RecvChannel, WINDOW, adopt, check_aligned, not_open, store_failure,
@@ -31,9 +31,10 @@ pub(crate) struct Receiving {
     flagged: Option<(Exported, u64)>,
     /// Whether it was tried to make them.
     tried_flagged: bool,
-    /// The sender's credits, and their offset: for each slot, the number that kernels of this rank
-    /// have taken last.
-    sender_credits: Option<(Remote, u64)>,
+    /// The sender's device block, and its offset.
+    device_block: Option<(Remote, u64)>,
+    /// By slot: the last receive whose place was stored there.
+    placed: Vec<Option<u64>>,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
     /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next
@@ -57,7 +58,8 @@ impl RecvChannel {
             rooms: None,
             flagged: None,
             tried_flagged: false,
-            sender_credits: None,
+            device_block: None,
+            placed: vec![None; shape.slots()],
             receives: vec![None; shape.slots()],
             ready_puts: vec![None; shape.slots()],
             credits: Credits::default(),
@@ -98,7 +100,7 @@ impl RecvChannel {
         self.side.tried_flagged = true;
         let from = self.numbers.next();
         let made = paths.copier().exported(self.shape.flagged_len());
-        let clear = |rooms: &Exported| rooms.write(&flag::before(from, rooms.len()));
+        let clear = |rooms: &Exported| rooms.write(0, &flag::before(from, rooms.len()));
         match made.and_then(|rooms| clear(&rooms).map(|()| rooms)) {
             Ok(rooms) => self.side.flagged = Some((rooms, from)),
             Err(e) => tracing::debug!(target: "mp", "messages use rooms in host memory: {e}"),
@@ -125,28 +127,45 @@ impl RecvChannel {
         self.flagged(number).map_or(0, |(rooms, at)| rooms.addr(at))
     }
 
-    /// Sets the sender's credits.
-    pub fn open_credits(&mut self, memory: &[Record], offset: u64) -> Result<()> {
+    /// Sets the sender's device block.
+    pub fn open_device_block(&mut self, memory: &[Record], offset: u64) -> Result<()> {
         if memory.is_empty() {
             // This rank could not map it.
             return Ok(());
         }
         if self.path != Path::Ipc {
-            let what = "the peer announced credits on a path by which this rank stores none";
+            let what = "the peer announced a device block on a path by which this rank stores none";
             return Err(Error::new("open channel", Kind::Protocol, what));
         }
         let memory = Remote::any(self.path, memory)?;
-        memory.span(offset as usize, self.shape.credits_len())?;
-        check_aligned(&memory, offset, "credits")?;
-        adopt(&mut self.side.sender_credits, (memory, offset))
+        memory.span(offset as usize, self.shape.device_block_len())?;
+        check_aligned(&memory, offset, "a device block")?;
+        adopt(&mut self.side.device_block, (memory, offset))
     }
 
     /// The address of the sender's credit for the slot of message `number`, for kernels, or 0.
     #[inline]
     pub fn credit_addr(&self, number: u64) -> u64 {
         let at = (self.numbers.slot(number) * 8) as u64;
-        let credits = self.side.sender_credits.as_ref();
-        credits.map_or(0, |(memory, offset)| memory.addr() + offset + at)
+        let block = self.side.device_block.as_ref();
+        block.map_or(0, |(memory, offset)| memory.addr() + offset + at)
+    }
+
+    /// Where a stream stores the place of the receive of `number` for kernels of the sender, which then
+    /// need no word in host memory; `None`: nowhere.
+    pub fn lines_of_place(&mut self, number: u64) -> Result<Option<Span>> {
+        let slot = self.numbers.slot(number);
+        let last = &mut self.side.placed[slot];
+        // The lines of that receive would seem to be of this one.
+        let alike = |last: u64| last != number && last as u32 == number as u32;
+        if let Some((memory, offset)) = &self.side.device_block
+            && !last.is_some_and(alike)
+        {
+            *last = Some(number);
+            let at = *offset as usize + self.shape.place_at(slot);
+            return memory.span(at, flag::PLACE).map(Some);
+        }
+        Ok(None)
     }
 
     /// The payload of message `number`, of `len` bytes, in its flagged room; `None` while a part is
@@ -265,11 +284,13 @@ impl RecvChannel {
         self.side.taken_words.region().addr().0 + at as u64
     }
 
-    /// Copies the payload of an eager message out.
-    pub fn read_payload(&self, number: u64, offset: usize, into: &mut [u8]) -> Result<()> {
+    /// The memory of an eager message's payload, and its offset there.
+    pub fn payload(&self, number: u64) -> Result<(&Region, usize)> {
         let rooms = self.side.rooms.as_ref().ok_or_else(not_open)?;
-        let at = self.numbers.slot(number) * self.shape.room() + offset;
-        Ok(rooms.region().read(at, into)?)
+        Ok((
+            rooms.region(),
+            self.numbers.slot(number) * self.shape.room(),
+        ))
     }
 
     /// Whether the previous message in the slot of `number` was taken.

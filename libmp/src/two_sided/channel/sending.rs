@@ -5,10 +5,13 @@ use std::iter;
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
-use super::{Channel, PAIR, SendChannel, WINDOW, adopt, check_aligned, span, store_failure};
+use super::{
+    Channel, DIRECT_LEN, PAIR, SendChannel, WINDOW, adopt, check_aligned, span, store_failure,
+};
 use crate::error::Result;
+use crate::kernels::{Credit, Direct};
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, Credit, Exported, Keys, List, Paths, Piece, Put, Remote, Rights, Span};
+use crate::path::{Batch, Exported, Keys, Lane, List, Paths, Piece, Put, Remote, Rights, Span};
 use crate::request::entry::{Late, Outgoing};
 use crate::wire::control::{Flags, Shape};
 use crate::wire::flag;
@@ -36,8 +39,8 @@ pub(crate) struct Sending {
     flagged: Option<(Remote, Flags)>,
     /// By slot: the message that last wrote every line of its flagged room; empty before the first.
     whole: Vec<u64>,
-    /// By slot: the number that kernels of the receiver have taken last, in device memory.
-    credits: Option<Exported>,
+    /// The device block.
+    device_block: Option<Exported>,
     /// By slot: the last message to its flagged room; empty before the first.
     sent: Vec<Option<Sent>>,
     /// By slot: the receive is posted.
@@ -104,7 +107,7 @@ impl SendChannel {
             rooms: None,
             flagged: None,
             whole: Vec::new(),
-            credits: None,
+            device_block: None,
             sent: Vec::new(),
             ready: shape.words(&block, |slot| shape.ready_at(slot))?,
             stamps: None,
@@ -156,27 +159,39 @@ impl SendChannel {
         adopt(&mut self.side.flagged, (memory, flags))
     }
 
-    /// Makes the credits in device memory, if the peer has flagged rooms. Returns the record of their
-    /// memory and their offset if it made them. Without them, kernels poll host memory.
-    pub fn make_credits(&mut self, paths: &Paths) -> Option<(Record, u64)> {
-        if self.side.flagged.is_none() || self.side.credits.is_some() {
+    /// Makes the device block, if the peer has flagged rooms. Returns the record of its memory and its
+    /// offset if it made it. Without it, kernels poll host memory.
+    pub fn make_device_block(&mut self, paths: &Paths) -> Option<(Record, u64)> {
+        if self.side.flagged.is_none() || self.side.device_block.is_some() {
             return None;
         }
-        let made = paths.copier().exported(self.shape.credits_len());
-        // No message in flight is taken: the words are older than all of them.
-        let old = self.numbers.next().wrapping_sub(2 * WINDOW).to_le_bytes();
-        let clear = |credits: &Exported| credits.write(&old.repeat(credits.len() / 8));
-        match made.and_then(|credits| clear(&credits).map(|()| credits)) {
-            Ok(credits) => {
-                let named = (credits.record(), credits.offset() as u64);
-                self.side.credits = Some(credits);
+        let made = paths.copier().exported(self.shape.device_block_len());
+        let clear = |block: &Exported| block.write(0, &self.cleared(block.len()));
+        match made.and_then(|block| clear(&block).map(|()| block)) {
+            Ok(block) => {
+                let named = (block.record(), block.offset() as u64);
+                self.side.device_block = Some(block);
                 Some(named)
             }
             Err(e) => {
-                tracing::debug!(target: "mp", "kernels poll for credits in host memory: {e}");
+                tracing::debug!(target: "mp", "kernels poll words in host memory: {e}");
                 None
             }
         }
+    }
+
+    /// The bytes of a device block before its first message.
+    fn cleared(&self, len: usize) -> Vec<u8> {
+        let slots = self.shape.slots();
+        // No message in flight is taken: the credits are older than all of them.
+        let old = self.numbers.next().wrapping_sub(2 * WINDOW).to_le_bytes();
+        let mut bytes = old.repeat(slots);
+        for slot in 0..slots {
+            let len = self.shape.place_at(slot + 1) - self.shape.place_at(slot);
+            bytes.extend(flag::no_place(slot, len));
+        }
+        bytes.resize(len, 0);
+        bytes
     }
 
     /// What the kernel of message `number`, posted by `stream`, waits for.
@@ -184,8 +199,8 @@ impl SendChannel {
         let slot = self.numbers.slot(number);
         let mut credit = Credit::default();
         if let Some((taken, before)) = self.blocked_by(number) {
-            let credits = self.side.credits.as_ref();
-            credit.credit = credits.map_or(0, |credits| credits.addr(8 * slot));
+            let block = self.side.device_block.as_ref();
+            credit.credit = block.map_or(0, |block| block.addr(8 * slot));
             (credit.taken, credit.before) = (taken.addr().0, before);
         }
         if let Some((end, serial)) = self.sent_before(number, Some(stream)) {
@@ -210,15 +225,9 @@ impl SendChannel {
         all.find(|copied| copied.number < number && !copied.is_done())
     }
 
-    /// Prepares message `number` of at most one piece for the peer's flagged room. `None`: the peer has
-    /// none for it.
-    pub fn put_flagged<const N: usize>(
-        &mut self,
-        batch: &mut Batch<'_, N>,
-        number: u64,
-        piece: Option<Piece<'_>>,
-        stream: u64,
-    ) -> Result<Option<Put>> {
+    /// The flagged room of message `number`, and the lines of its payload that are written again, or 0.
+    /// `None`: the peer has none for it.
+    fn flagged_room(&self, number: u64) -> Result<Option<(Span, usize)>> {
         let Some((memory, flags)) = &self.side.flagged else {
             return Ok(None);
         };
@@ -237,21 +246,24 @@ impl SendChannel {
             true => (slot + 1) % self.shape.slots(),
             false => slot,
         };
-        let to = memory.span(flags.offset as usize + at * room, room)?;
-        let pair = self.pair(number)?;
-        let rewrites = number - whole >= REWRITE;
-        let lines = match rewrites {
-            true => flag::lines(self.shape.room()),
+        let lines = match number - whole >= REWRITE {
+            true => flag::lines(self.shape.room().max(DIRECT_LEN)),
             false => 0,
         };
-        let credit = self.credit(number, stream);
-        let put = batch.flag(piece, [to, pair], number, lines as u64, credit)?;
-        let (slots, from) = (self.shape.slots(), flags.from);
-        if rewrites {
-            self.side.whole.resize(slots, from);
+        Ok(Some((
+            memory.span(flags.offset as usize + at * room, room)?,
+            lines,
+        )))
+    }
+
+    /// Notes that `put` writes message `number` to its flagged room, with so many lines again.
+    fn note_flagged(&mut self, lane: &Lane, put: Put, number: u64, stream: u64, lines: usize) {
+        let (slot, slots) = (self.numbers.slot(number), self.shape.slots());
+        if let (true, Some((_, flags))) = (lines > 0, &self.side.flagged) {
+            self.side.whole.resize(slots, flags.from);
             self.side.whole[slot] = number;
         }
-        if let Some((end, serial)) = batch.of_lane().end_of(put) {
+        if let Some((end, serial)) = lane.end_of(put) {
             let before = self.copied_before(number).cloned();
             let copied = Copied {
                 number,
@@ -262,6 +274,56 @@ impl SendChannel {
             self.side.sent.resize_with(slots, || None);
             self.side.sent[slot] = Some(Sent { copied, before });
         }
+    }
+
+    /// Prepares message `number` of at most one piece for the peer's flagged room. `None`: the peer has
+    /// none for it.
+    pub fn put_flagged<const N: usize>(
+        &mut self,
+        batch: &mut Batch<'_, N>,
+        number: u64,
+        piece: Option<Piece<'_>>,
+        stream: u64,
+    ) -> Result<Option<Put>> {
+        let Some((room, lines)) = self.flagged_room(number)? else {
+            return Ok(None);
+        };
+        let (to, credit) = ([room, self.pair(number)?], self.credit(number, stream));
+        let put = batch.flag(piece, to, number, lines as u64, credit)?;
+        self.note_flagged(batch.of_lane(), put, number, stream, lines);
+        Ok(Some(put))
+    }
+
+    /// Prepares message `number` of one piece for the memory of its receive, whose flagged room shows
+    /// it. `known`: this memory; else a kernel waits for it. `None`: the peer has no flagged room for
+    /// it.
+    pub fn put_direct(
+        &mut self,
+        batch: &mut Batch<'_>,
+        number: u64,
+        piece: Piece<'_>,
+        known: Option<Span>,
+        stream: u64,
+    ) -> Result<Option<Put>> {
+        let (Some((room, lines)), Some(block)) =
+            (self.flagged_room(number)?, &self.side.device_block)
+        else {
+            return Ok(None);
+        };
+        let slot = self.numbers.slot(number);
+        let params = Direct {
+            slot: self.credit(number, stream),
+            place: block.addr(self.shape.place_at(slot)),
+            ready: self.ready(number).addr().0,
+            info: self.place_addr(number),
+            go: block.addr(self.shape.go_at(slot)),
+            lost: block.addr(self.shape.lost_at()),
+            lines: lines as u64,
+            number,
+            ..Direct::default()
+        };
+        let put = batch.direct(piece, [room, self.pair(number)?], known, params)?;
+        self.note_flagged(batch.of_lane(), put, number, stream, lines);
         Ok(Some(put))
     }
 
@@ -447,8 +509,14 @@ impl SendChannel {
         stamps.map_or(0, |stamps| stamps.region().addr().0 + at)
     }
 
-    /// Releases every stream that waits in this channel, with `status`.
+    /// Releases every stream that waits in this channel, with `status`. Kernels that have not started
+    /// then write into no receive.
     pub fn release(&self, status: Status) {
+        if let Some(block) = &self.side.device_block
+            && let Err(e) = block.write(self.shape.lost_at(), &1_u64.to_le_bytes())
+        {
+            tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
+        }
         let words = self.side.ready.iter().chain(&self.taken);
         store_failure(words, self.numbers.next(), status);
     }
