@@ -36,7 +36,7 @@ use gdsync::{Gpu, Stream};
 
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
-use crate::wire::control::Control;
+use crate::wire::control::{Control, Shape};
 
 pub(crate) use batch::{Batch, Put};
 pub use choice::PathChoice;
@@ -152,10 +152,11 @@ impl Paths {
     }
 
     /// What this rank sends to `peer` before all other messages, for the choice of the path.
-    pub fn introduction(&self, peer: u32) -> Option<Control> {
+    pub fn introduction(&self, peer: u32, shape: Shape) -> Option<Control> {
         match (self.chosen(peer), self.choices.refusal(peer)) {
             (None, _) => Some(Control::AskMap {
                 gpu: self.gpu().identity().to_bytes(),
+                shape,
             }),
             (_, refusal) => refusal.cloned().map(|can| Control::CanMap { can }),
         }

@@ -124,11 +124,12 @@ impl Engine {
     /// Asks a rank for what the choice of the path to it needs. `true`: the path is chosen, or the
     /// rank was given up.
     pub(super) fn introduce(&self, state: &mut State, rank: u32) -> bool {
+        let setup = self.setup(&state.lanes);
         let Some(peer) = state.peers.make(rank).filter(|peer| peer.is_here()) else {
             return true;
         };
         let mut out = Vec::new();
-        let chosen = peer.introduce(&self.paths, &mut out);
+        let chosen = peer.introduce(&setup, &mut out);
         self.send_control(state, rank, out);
         chosen
     }

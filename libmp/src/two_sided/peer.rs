@@ -257,9 +257,10 @@ impl Peer {
 
     /// Asks the peer for what the choice of the path needs, once; control messages for it are
     /// appended to `out`. `true`: the path is chosen.
-    pub fn introduce(&mut self, paths: &Paths, out: &mut Vec<Control>) -> bool {
+    pub fn introduce(&mut self, setup: &Setup<'_>, out: &mut Vec<Control>) -> bool {
+        let paths = setup.paths;
         if !std::mem::replace(&mut self.meeting.introduced, true) {
-            out.extend(paths.introduction(self.rank));
+            out.extend(paths.introduction(self.rank, setup.config.shape()));
         }
         self.meeting.waits = paths.chosen(self.rank).is_none();
         !self.meeting.waits
@@ -281,7 +282,7 @@ impl Peer {
         need: Need,
         out: &mut Vec<Control>,
     ) -> Result<()> {
-        if !self.introduce(setup.paths, out) {
+        if !self.introduce(setup, out) {
             return Ok(());
         }
         self.lane(setup, 0, out)?;
@@ -325,10 +326,12 @@ impl Peer {
         out: &mut Vec<Control>,
     ) -> Result<()> {
         match message {
-            Control::AskMap { gpu } => {
+            Control::AskMap { gpu, shape } => {
+                // Before the check of the peer's settings, as this side's end of a lane.
+                self.introduce(setup, out);
                 let can = setup.paths.can_map(gpu);
                 out.push(Control::CanMap { can: can.clone() });
-                self.introduce(setup.paths, out);
+                self.agree(setup, *shape)?;
                 self.meeting.can = Some(can);
                 self.choose_path(setup);
             }

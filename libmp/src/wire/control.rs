@@ -95,6 +95,8 @@ pub enum Control {
     AskMap {
         /// The identity of the GPU.
         gpu: Vec<u8>,
+        /// The layout of the sender's channels.
+        shape: Shape,
     },
     /// The answer to `AskMap`; also sent unasked by a rank that maps no memory.
     CanMap {
@@ -355,7 +357,10 @@ impl Control {
                 b.extend(theirs.to_le_bytes());
             }
             Control::Released { key } => b.extend(key.to_le_bytes()),
-            Control::AskMap { gpu } => put_short(&mut b, gpu),
+            Control::AskMap { gpu, shape } => {
+                shape.encode(&mut b);
+                put_short(&mut b, gpu);
+            }
             Control::CanMap { can } => {
                 let why = can.as_ref().err().map_or("", String::as_str);
                 put_short(&mut b, why.as_bytes());
@@ -523,7 +528,10 @@ impl Control {
                 block: r.records()?,
                 offset: r.u64()?,
             },
-            22 => Control::AskMap { gpu: r.short()? },
+            22 => Control::AskMap {
+                shape: r.shape()?,
+                gpu: r.short()?,
+            },
             23 => {
                 let why = String::from_utf8_lossy(&r.short()?).into_owned();
                 let can = if small == 1 { Ok(()) } else { Err(why) };
@@ -639,7 +647,10 @@ mod tests {
                 shape,
             },
             Control::Up { lane: 7 },
-            Control::AskMap { gpu: vec![1, 2, 3] },
+            Control::AskMap {
+                gpu: vec![1, 2, 3],
+                shape,
+            },
             Control::CanMap { can: Ok(()) },
             Control::CanMap {
                 can: Err("its GPU runs no kernels".to_owned()),
