@@ -1,4 +1,4 @@
-//! Paths: how bytes reach a peer. Each peer has one path, chosen once.
+//! Paths: how bytes reach a peer. Each peer has one path, chosen once (`choice`).
 //!
 //! Messages need four operations of a path: put bytes into a peer's memory ([`Batch::put`]), put a
 //! 64-bit word after them ([`Batch::announce`]), wait for a word in this rank's memory
@@ -64,7 +64,8 @@ pub(crate) const MOST_BYTES: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Path {
-    /// RDMA WRITEs through queue pairs of this rank's NIC: to every other rank.
+    /// RDMA WRITEs through queue pairs of this rank's NIC: to ranks of other hosts, and to those of
+    /// this host that cannot map memory of this rank, or whose memory this rank cannot map.
     Nic,
     /// Copies within the memory of this rank's GPU and host: to the rank itself.
     Local,

@@ -363,7 +363,7 @@ impl Control {
             }
             Control::CanMap { can } => {
                 let why = can.as_ref().err().map_or("", String::as_str);
-                put_short(&mut b, why.as_bytes());
+                put_short(&mut b, &why.as_bytes()[..why.floor_char_boundary(SHORT)]);
             }
             _ => {}
         }
@@ -533,8 +533,13 @@ impl Control {
                 gpu: r.short()?,
             },
             23 => {
-                let why = String::from_utf8_lossy(&r.short()?).into_owned();
-                let can = if small == 1 { Ok(()) } else { Err(why) };
+                let why = String::from_utf8(r.short()?);
+                let why = why.map_err(|_| malformed("the text is not in UTF-8"))?;
+                let can = match (small == 1, why.is_empty()) {
+                    (true, true) => Ok(()),
+                    (true, false) => return Err(malformed("a consent has no text")),
+                    (false, _) => Err(why),
+                };
                 Control::CanMap { can }
             }
             _ => {
@@ -560,9 +565,8 @@ fn put(b: &mut Vec<u8>, records: &[Record]) {
     }
 }
 
-/// Encodes the length and the bytes: at most [`SHORT`], the rest is cut off.
+/// Encodes the length, and the bytes: at most [`SHORT`].
 fn put_short(b: &mut Vec<u8>, bytes: &[u8]) {
-    let bytes = &bytes[..bytes.len().min(SHORT)];
     b.extend((bytes.len() as u16).to_le_bytes());
     b.extend(bytes);
 }
