@@ -37,10 +37,8 @@ fn places() -> [Place; 2] {
     })
 }
 
-/// Exchanges messages of the CPU and memory of a window between two ranks; rank `first` begins.
-/// Returns the path of each, and its reason.
-fn paths(places: [Place; 2], first: u32) -> [(Path, String); 2] {
-    let contexts = places.map(
+fn contexts(places: [Place; 2]) -> [Context; 2] {
+    places.map(
         |Place {
              bootstrap,
              gpu,
@@ -50,7 +48,13 @@ fn paths(places: [Place; 2], first: u32) -> [(Path, String); 2] {
             let device = Device::emulated(&gpu).unwrap();
             builder.gpu(&gpu).device(&device).build().unwrap()
         },
-    );
+    )
+}
+
+/// Exchanges messages of the CPU and memory of a window between two ranks; rank `first` begins.
+/// Returns the path of each, and its reason.
+fn paths(places: [Place; 2], first: u32) -> [(Path, String); 2] {
+    let contexts = contexts(places);
     let exchange = |ctx: &Context| {
         let (me, peer) = (ctx.rank(), 1 - ctx.rank());
         let memory = ctx.alloc(MemoryKind::Device, 2 * LONG).unwrap();
@@ -110,13 +114,38 @@ fn ranks_of_a_host_map_each_others_memory() {
     }
 }
 
+/// A software GPU that runs no kernels.
+fn without_kernels() -> Gpu {
+    let mut options = SoftOptions::default();
+    options.caps.kernels = false;
+    Gpu::soft_with(Live::global().unwrap(), options).unwrap()
+}
+
+/// Ready words need no connection: the first call for a rank chooses the path, on either side.
+#[test]
+fn ready_words_are_the_first_use_of_a_rank() {
+    for (unable, sender) in [(None, 0), (Some(1), 0), (Some(1), 1)] {
+        let mut places = places();
+        if let Some(unable) = unable {
+            places[unable].gpu = without_kernels();
+        }
+        let contexts = contexts(places);
+        let (sends, waits) = (&contexts[sender], &contexts[1 - sender]);
+        std::thread::scope(|threads| {
+            threads.spawn(|| sends.send_ready(waits.rank()).unwrap());
+            waits.wait_ready(sends.rank(), LIMIT).unwrap();
+        });
+        let expected = [Path::Ipc, Path::Nic][usize::from(unable.is_some())];
+        assert_eq!(waits.path(sends.rank()).unwrap().0, expected);
+        assert_eq!(sends.path(waits.rank()).unwrap().0, expected);
+    }
+}
+
 #[test]
 fn gpu_without_kernels_keeps_both_ranks_on_the_nic() {
     let without = || {
         let mut places = places();
-        let mut options = SoftOptions::default();
-        options.caps.kernels = false;
-        places[1].gpu = Gpu::soft_with(Live::global().unwrap(), options).unwrap();
+        places[1].gpu = without_kernels();
         places
     };
     by_nic(

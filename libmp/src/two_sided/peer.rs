@@ -12,6 +12,7 @@ use super::channels::Channels;
 use super::config::Config;
 use super::lanes::StreamLanes;
 use super::liveness::Liveness;
+use super::ready::READY;
 use super::state::not_connected;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Can, LANES, Lane, Link, Paths, Put};
@@ -426,6 +427,11 @@ impl Peer {
             | Control::Agree(_) => {}
         }
         Ok(())
+    }
+
+    /// Whether the peer has named its ready words, which this rank has not used.
+    pub fn has_ready_words(&self) -> bool {
+        self.windows.contains_key(&READY)
     }
 
     /// Keeps the record of a window that this rank makes later.
