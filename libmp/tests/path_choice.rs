@@ -124,18 +124,28 @@ fn without_kernels() -> Gpu {
 /// Ready words need no connection: the first call for a rank chooses the path, on either side.
 #[test]
 fn ready_words_are_the_first_use_of_a_rank() {
-    for (unable, sender) in [(None, 0), (Some(1), 0), (Some(1), 1)] {
-        let mut places = places();
-        if let Some(unable) = unable {
-            places[unable].gpu = without_kernels();
-        }
+    let places = [
+        places,
+        || {
+            let mut places = places();
+            places[1].gpu = without_kernels();
+            places
+        },
+        || {
+            let mut places = places();
+            places[1].choice = PathChoice::Nic;
+            places
+        },
+    ];
+    for (case, sender) in (0..3).flat_map(|case| [(case, 0), (case, 1)]) {
+        let places = places[case]();
         let contexts = contexts(places);
         let (sends, waits) = (&contexts[sender], &contexts[1 - sender]);
         std::thread::scope(|threads| {
             threads.spawn(|| sends.send_ready(waits.rank()).unwrap());
             waits.wait_ready(sends.rank(), LIMIT).unwrap();
         });
-        let expected = [Path::Ipc, Path::Nic][usize::from(unable.is_some())];
+        let expected = [Path::Ipc, Path::Nic][case.min(1)];
         assert_eq!(waits.path(sends.rank()).unwrap().0, expected);
         assert_eq!(sends.path(waits.rank()).unwrap().0, expected);
     }
