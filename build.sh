@@ -19,7 +19,7 @@ commands:
                  pingpong ARGS), then runs a stencil on four ranks (halo2d) and compares it with a
                  serial run, then draws the streams of two ranks in two steps of the stencil, as
                  text and as an SVG; the last line of each program says if its results are right
-  test  [STEP..] runs every test, or the named steps: unit mapped cluster mutants documents interop
+  test  [STEP..] runs every test, or the named steps: unit nic cluster mutants documents interop
                  fuzz rdma vm asan
   test --long [STEP..]
                  runs the tests that take hours, or the named steps: matrix (the whole matrix of
@@ -138,7 +138,7 @@ need_component() {
 }
 
 CHECK_STEPS="lock fmt clippy features doc layers env licences kernels"
-TEST_STEPS="unit mapped cluster mutants documents interop fuzz rdma vm asan"
+TEST_STEPS="unit nic cluster mutants documents interop fuzz rdma vm asan"
 LONG_STEPS="matrix seeds soak"
 
 # chosen "ALL STEPS" [STEP..]: the named steps, or all of them, in the order given.
@@ -339,23 +339,21 @@ build_ahead() {
     asan cargo test --locked --no-run -p libmp --test memory
 }
 
-# Tests of `mp` that select no path: they also run over memory that the ranks map. The
-# workspace is named so that its builds are used again. Not `soak` and
-# `neighbourhood_memory`: their bound is that of the NIC's queues, and a queue of copies may grow to
-# 4,096 puts.
-MAPPED="agree allocations asleep claims collectives* deaths edges errors failures* lanes
-    late_binding mapped memory messages neighbourhood neighbourhood_failures
+# Tests of `mp` that select no path: in the step unit their ranks map memory, here they use the NIC.
+# The workspace is named so that its builds are used again.
+PATHLESS="agree allocations asleep claims collectives* deaths edges errors failures* lanes
+    late_binding memory messages neighbourhood neighbourhood_failures
     neighbourhood_lifetime never_ends one_submission* porting stats
     stencil strided to_itself trace* traps window* words mp_seeds mp_faults mp_matrix"
 
-step_mapped() {
-    say "mapped: tests of mp over memory that the ranks map (MP_PATH=ipc)"
+step_nic() {
+    say "nic: tests of mp that select no path, by the NIC (MP_PATH=nic)"
     local tests=() name
     # Not expanded as files: cargo matches the names.
     set -f
-    for name in $MAPPED; do tests+=(--test "$name"); done
+    for name in $PATHLESS; do tests+=(--test "$name"); done
     set +f
-    MP_PATH=ipc cargo test --workspace "${tests[@]}"
+    MP_PATH=nic cargo test --workspace "${tests[@]}"
 }
 
 step_cluster() {

@@ -63,7 +63,7 @@ fi
 GDS_REQUIRE=cuda
 GDS_GPU=cuda
 export GDS_REQUIRE GDS_GPU
-unset CUDA_DEVICE_MAX_CONNECTIONS GDS_LOWER GDS_PROVIDER GDS_DOORBELL GDS_ENDPOINT GDS_LAPS
+unset CUDA_DEVICE_MAX_CONNECTIONS GDS_LOWER GDS_PROVIDER GDS_DOORBELL GDS_ENDPOINT GDS_LAPS MP_PATH
 
 say "$(cd "$here" && sha256sum conformance mpbench gdsync-doctor)"
 say "$(uname -sr), $(nproc) CPUs, $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
@@ -92,11 +92,15 @@ conformance shared-memory 60 'cuda shared memory'
 conformance failures-and-memory 60 'cuda ' --skip program --skip 'waiting streams' \
     --skip killed --skip 'cuda kernel' --skip 'shared memory'
 # Messages: cells that cover the values of their matrix; the ranks are threads that share the GPU,
-# and processes.
+# and processes. By the path that the ranks choose, which is mapped memory, and by the NIC.
 step messages 240 "$here/conformance" mp --gpu cuda --color never
+step messages-nic 240 env MP_PATH=nic "$here/conformance" mp --gpu cuda --color never
 
 # --- speed --------------------------------------------------------------------------------
 
+# The figures of docs/performance.md are of the virtual NIC, unless they say otherwise.
+MP_PATH=nic
+export MP_PATH
 bench() { # NAME SECONDS COMMAND OPTIONS..
     name=$1 limit=$2
     shift 2
@@ -129,6 +133,9 @@ ops=send,put,get,put-signal
 bench latency 90 latency --gpu cuda --threads --op $ops --poster stream,cpu -m 8:1Mi -i 200 -x 5
 bench bandwidth 90 bandwidth --gpu cuda --threads --op $ops --poster stream,cpu -m 4Ki:1Mi -i 10 -W 16
 bench bibw 90 bibw --gpu cuda --threads --op $ops --poster stream,cpu -m 4Ki:1Mi -i 10 -W 16
+MP_PATH=ipc
+bench latency-ipc 60 latency --gpu cuda --threads --poster stream -m 8:1Mi -i 200 -x 5 -d D
+MP_PATH=nic
 bench rate 60 rate --gpu cuda --threads --op $ops --poster stream,cpu -m 8:8 -i 100
 bench pingpong_all 45 pingpong_all --gpu cuda --threads -n 3
 bench producer_consumer 45 producer_consumer --gpu cuda --threads

@@ -7,6 +7,7 @@ fn main() {
     unsafe {
         std::env::set_var("GDS_PROVIDER", "emulated");
         std::env::set_var("GDS_FAULTS", "ooo=0.5,seed=57");
+        std::env::set_var("MP_PATH", "nic");
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let rest = arguments

@@ -144,12 +144,15 @@ fn programs_have_at_most_150_lines() {
     }
 }
 
-/// With `GDS_TRACE=1` each rank prints its trace; each line begins with the rank.
+/// With `GDS_TRACE=1` each rank prints its trace, of work requests by the NIC; each line begins with the rank.
 #[test]
 fn trace_lines_on_standard_error_begin_with_the_rank() {
     let mut command = Command::new(mprun());
     command.args(["-n", "2", "--timeout", "120", SENDRECV_STREAM]);
-    let output = run(command.args(["--rounds", "2"]).env("GDS_TRACE", "1"));
+    let output = run(command
+        .args(["--rounds", "2"])
+        .env("GDS_TRACE", "1")
+        .env("MP_PATH", "nic"));
     well(&output, &[": ok"]);
     let err = String::from_utf8_lossy(&output.stderr);
     for rank in 0..2 {
@@ -172,7 +175,8 @@ fn each_rank_writes_its_own_trace_file() {
     let launch = |path: &Path| {
         let mut command = Command::new(mprun());
         command.args(["-n", "2", "--timeout", "120", SENDRECV_STREAM]);
-        run(command.args(["--rounds", "2"]).env("GDS_TRACE", path))
+        command.env("GDS_TRACE", path).env("MP_PATH", "nic");
+        run(command.args(["--rounds", "2"]))
     };
     well(&launch(&path), &[": ok"]);
     for rank in 0..2 {

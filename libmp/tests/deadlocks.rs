@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Builder, Context, Kind, Memory, Request, Slice, Source};
-use sim::{LARGE, LIMIT, Rank, SMALL, millis, peer_failed, play, recv_on, secs};
+use sim::{LARGE, LIMIT, Rank, SMALL, by_nic, millis, peer_failed, play, recv_on, secs};
 
 const WATCHDOG: Duration = secs(1);
 /// When the ranks read the watchdog's alarms.
@@ -27,7 +27,10 @@ enum Written {
 }
 use Written::{Right, Wrong};
 
+/// By the NIC: a stream that continues after its limit copies to mapped memory at once, which may
+/// end the wait of another rank just before the limit of that one.
 fn build(builder: Builder) -> Builder {
+    let builder = by_nic(builder);
     builder.watchdog(WATCHDOG).timeout(TIMEOUT).depth(4)
 }
 

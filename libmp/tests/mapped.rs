@@ -1,6 +1,6 @@
 //! Messages between ranks of one host by mapped memory (`Path::Ipc`): the path that contexts
 //! report, memory that cannot be mapped, memory that is released, and ranks with other settings.
-//! With `MP_PATH=ipc` the other tests of messages run over this path, too.
+//! The other tests of messages run over this path, too, unless they select the NIC or `MP_PATH` does.
 
 mod common;
 

@@ -175,6 +175,7 @@ fn wait_behind_a_full_stream_that_waits_is_refused_and_can_be_repeated() {
     play(1, 2, |rank| {
         let ctx = bounded(rank, |b| b.full(Full::Fail));
         if rank.me == 1 {
+            rank.barrier();
             (0..3).for_each(|_| send(&ctx, 0, 1, SMALL));
             return rank.barrier();
         }
@@ -187,6 +188,7 @@ fn wait_behind_a_full_stream_that_waits_is_refused_and_can_be_repeated() {
         let e = ctx.wait_all_on(&stream, &recvs).unwrap_err();
         let limit = Some(BOUND as u64);
         assert_eq!((e.kind(), e.limit()), (Kind::QueueFull, limit), "{e}");
+        rank.barrier();
         gate.open();
         assert!(stream.synchronize(LIMIT).unwrap());
         ctx.wait_all_on(&stream, &recvs).unwrap();

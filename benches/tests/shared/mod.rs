@@ -13,7 +13,8 @@ use serde_json::Value;
 /// Time limit of any of these programs, also on a slow machine.
 pub const LIMIT: Duration = Duration::from_secs(100);
 
-/// The program on a GPU, without variables that change its behaviour.
+/// The program on a GPU, without variables that change its behaviour. Messages beside verbs pass the
+/// NIC, as the verbs do; others take the path that the ranks choose.
 pub fn mpbench(gpu: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpbench"));
     command
@@ -25,7 +26,11 @@ pub fn mpbench(gpu: &str, arguments: &[&str]) -> Command {
         .env_remove("GDS_DOORBELL")
         .env_remove("GDS_ENDPOINT")
         .env_remove("GDS_TRACE")
+        .env_remove("MP_PATH")
         .stdin(Stdio::null());
+    if arguments.contains(&"both") {
+        command.env("MP_PATH", "nic");
+    }
     command
 }
 

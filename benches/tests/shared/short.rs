@@ -298,7 +298,7 @@ pub const SHORT: [Short; 46] = [
     ),
     (
         "overlap",
-        "overlap -m 8:16 -i 20 -x 1 --kernels 3 --blocks 2 --rounds 10 --poster cpu,stream",
+        "overlap -m 8:16 -i 400 -x 1 --kernels 3 --blocks 2 --rounds 10 --poster cpu,stream",
         |r, on| {
             names(r, "/figures/names", on);
             overlap(r, 4);
@@ -373,7 +373,7 @@ pub const WRONG: [(&str, &str); 10] = [
     ),
     // The round of the messages beside kernels.
     (
-        "overlap -m 64:64 -i 20 -x 2 --kernels 3 --blocks 2 --rounds 10 --threads --corrupt 3",
+        "overlap -m 64:64 -i 400 -x 2 --kernels 3 --blocks 2 --rounds 10 --threads --corrupt 3",
         "wrong bytes in round 3: byte 32 is ",
     ),
     (

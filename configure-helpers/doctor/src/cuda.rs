@@ -136,6 +136,8 @@ pub struct Gpu {
     pub iommu: Option<String>,
     /// The nearest NUMA node of the host.
     pub numa_node: Option<i32>,
+    /// The device numbers of the other GPUs whose memory it can access, by NVLink or PCIe.
+    pub peers: Vec<u32>,
 }
 
 /// The memory operations that a stream supports.
@@ -211,6 +213,14 @@ fn lacking(table: &Table) -> Vec<String> {
         ("cuDeviceGetUuid_v2", table.cuDeviceGetUuid_v2.is_none()),
         ("cuMemCreate", table.cuMemCreate.is_none()),
         (
+            "cuMemImportFromShareableHandle",
+            table.cuMemImportFromShareableHandle.is_none(),
+        ),
+        (
+            "cuDeviceCanAccessPeer",
+            table.cuDeviceCanAccessPeer.is_none(),
+        ),
+        (
             "cuMemGetHandleForAddressRange",
             table.cuMemGetHandleForAddressRange.is_none(),
         ),
@@ -278,12 +288,13 @@ impl Driver {
         let code = unsafe { (self.table.cuDeviceGetCount)(&mut count) };
         self.check("cuDeviceGetCount", code)?;
         for index in 0..count {
-            found.gpus.push(self.gpu(machine, index)?);
+            found.gpus.push(self.gpu(machine, index, count)?);
         }
         Ok(())
     }
 
-    fn gpu(&self, machine: &Machine, index: c_int) -> Result<Gpu, Trouble> {
+    /// The GPU with number `index` of `count`.
+    fn gpu(&self, machine: &Machine, index: c_int, count: c_int) -> Result<Gpu, Trouble> {
         let mut device: CUdevice = 0;
         // SAFETY: the device is written to a local.
         let code = unsafe { (self.table.cuDeviceGet)(&mut device, index) };
@@ -358,8 +369,26 @@ impl Driver {
                 .and_then(|sysfs| machine.read(&format!("{sysfs}/numa_node")))
                 .and_then(|node| node.parse().ok())
                 .filter(|node| *node >= 0),
+            peers: (0..count)
+                .filter(|peer| *peer != index && self.reaches(device, *peer))
+                .map(|peer| peer as u32)
+                .collect(),
             pci,
         })
+    }
+
+    /// Whether a device can access memory of the device with number `peer`.
+    fn reaches(&self, device: CUdevice, peer: c_int) -> bool {
+        let (mut there, mut can) = (0, 0);
+        let Some(ask) = self.table.cuDeviceCanAccessPeer else {
+            return false;
+        };
+        // SAFETY: the device, then the number, are written to locals.
+        unsafe {
+            (self.table.cuDeviceGet)(&mut there, peer).is_success()
+                && ask(&mut can, device, there).is_success()
+                && can != 0
+        }
     }
 
     /// An attribute; `None` if the driver does not support it.

@@ -52,6 +52,7 @@ fn of_use(report: &Report, used: &Use) -> Failure {
         uses::LOWERING => &["GDS_LOWER"],
         uses::NIC => &["GDS_NIC", "GDS_PROVIDER", "GDS_GID_INDEX"],
         uses::WORD_ORDER => &["MP_TELL"],
+        uses::HOST_PATH => &["MP_PATH"],
         uses::PAYLOAD => &["GDS_CONSISTENCY"],
         _ => &[],
     };

@@ -79,6 +79,7 @@ pub fn examine(machine: &Machine) -> Report {
             "GDS_MLX5_LIB",
             "GDS_NIC",
             "GDS_PROVIDER",
+            "MP_PATH",
             "MP_TELL",
             "MP_TRACE",
         ]
@@ -93,6 +94,7 @@ pub fn examine(machine: &Machine) -> Report {
     };
     let mut used = vec![uses::runtime(&report), uses::lowering(&report)];
     used.extend(nic::uses(&report));
+    used.push(uses::host_path(&report));
     used.extend([uses::cpu_access(&report), consistency::policy(&report)]);
     report.uses = used;
     report.errors = errors::conclude(&report);

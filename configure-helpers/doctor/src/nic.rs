@@ -255,7 +255,7 @@ fn within_host(driven: Driven<'_>) -> Use {
         ),
         Driven::Nothing => ("nothing".to_owned(), "there is no NIC"),
     };
-    Use::new("messages within this host", choice, because)
+    Use::new("NIC links within this host", choice, because)
 }
 
 fn between_hosts(driven: Driven<'_>) -> Use {

@@ -151,6 +151,8 @@ impl Page {
         let value = format_args!("{registers}, at the same address {same}");
         self.line("host memory can be registered", value);
         self.line("compute mode", format_args!("{mode}{mps}"));
+        let peers: Vec<String> = gpu.peers.iter().map(|peer| format!("GPU {peer}")).collect();
+        self.known("peer access", (!peers.is_empty()).then(|| peers.join(", ")));
         self.known("NUMA node", gpu.numa_node);
         self.known("IOMMU", gpu.iommu.as_ref());
     }

@@ -8,6 +8,7 @@ use crate::cuda::Gpu;
 use gdsync::decide::{GpuName, auto_goes_on};
 use gdsync::rdma::Lowering;
 use gdsync_sys::gpu_choice::LocalRank;
+use mp::PathChoice;
 use serde::Serialize;
 
 /// One purpose, and the choice for it.
@@ -43,6 +44,7 @@ pub(crate) const RUNTIME: &str = "GPU runtime";
 pub(crate) const LOWERING: &str = "doorbells and waits on a stream";
 pub(crate) const NIC: &str = "NIC";
 pub(crate) const WORD_ORDER: &str = "mp announces a message by";
+pub(crate) const HOST_PATH: &str = "mp between ranks of this host";
 pub(crate) const PAYLOAD: &str = "flush of payload from a NIC";
 
 /// The local rank, if a launcher passes one.
@@ -177,6 +179,64 @@ pub(crate) fn cpu_access(report: &Report) -> Use {
         )
     };
     Use::new("CPU access to device memory", choice, because)
+}
+
+/// Maximum number of pairs of GPUs that are named.
+const PAIRS: usize = 6;
+
+/// The path between ranks of this host: the choice that `mp` makes for each pair of ranks.
+pub(crate) fn host_path(report: &Report) -> Use {
+    const MAPPED: &str = "memory that the ranks map";
+    const NIC: &str = "the NIC";
+    let word = report.variables.get("MP_PATH").map_or("", String::as_str);
+    let set = format!("MP_PATH={word}");
+    let (choice, because) = match (PathChoice::parse(word), decide(report)) {
+        (Err(e), _) => (ERROR, e.reason().to_owned()),
+        (Ok(PathChoice::Nic), _) => (NIC, set),
+        (Ok(PathChoice::Ipc), _) => (MAPPED, set),
+        (Ok(_), Err(_)) => ("nothing", "there is no GPU".to_owned()),
+        (Ok(_), Ok((None, _))) => (
+            MAPPED,
+            "every software GPU reaches the memory of the others; MP_PATH is not nic".to_owned(),
+        ),
+        (Ok(_), Ok((Some(gpu), _)))
+            if !gpu.posix_fd || report.cuda.library.lacks("cuMemImportFromShareableHandle") =>
+        {
+            let why = "the CUDA driver shares no memory between processes by descriptors";
+            (NIC, why.to_owned())
+        }
+        (Ok(_), Ok(_)) => return between_gpus(&report.cuda.gpus, MAPPED),
+    };
+    Use::new(HOST_PATH, choice, because)
+}
+
+/// The path between ranks on these GPUs, any two of which may be those of two ranks.
+fn between_gpus(gpus: &[Gpu], mapped: &str) -> Use {
+    let reaches = |a: &Gpu, b: &Gpu| a.peers.contains(&b.index);
+    let pairs = gpus.iter().enumerate();
+    let pairs = pairs.flat_map(|(at, a)| gpus[at + 1..].iter().map(move |b| (a, b)));
+    let apart = pairs.filter(|(a, b)| !(reaches(a, b) && reaches(b, a)));
+    let apart: Vec<String> = apart
+        .map(|(a, b)| format!("{} and {}", a.index, b.index))
+        .collect();
+    let shown = apart[..apart.len().min(PAIRS)].join(", ");
+    let more = match apart.len().saturating_sub(PAIRS) {
+        0 => String::new(),
+        more => format!(" and {more} other pairs"),
+    };
+    let (choice, because) = match (gpus.len(), apart.is_empty()) {
+        (1, _) => (mapped.to_owned(), "the ranks share the GPU"),
+        (_, true) => (
+            mapped.to_owned(),
+            "each GPU has peer access to each other GPU (cuDeviceCanAccessPeer)",
+        ),
+        (_, false) => (
+            format!("{mapped}; the NIC between GPUs {shown}{more}"),
+            "these GPUs have no peer access to each other (cuDeviceCanAccessPeer; `nvidia-smi topo \
+             -p2p rw` shows the pairs)",
+        ),
+    };
+    Use::new(HOST_PATH, choice, because)
 }
 
 /// How a physical NIC would access GPU memory.

@@ -324,10 +324,93 @@ fn flush_by_the_cpu_needs_the_call_of_the_driver() {
 }
 
 #[test]
+fn path_between_ranks_of_the_host_follows_from_gpus_and_variable() {
+    const GPUS: [(&str, Attributes); 4] = [("NVIDIA H200", H200); 4];
+    let found = |name: &str, gpus: usize, failing, without, set: &[(&str, &str)]| {
+        let gpus = &GPUS[..gpus];
+        let library = match without {
+            "" => libcuda(name, gpus, (failing, 0)),
+            function => libcuda_without(name, gpus, function),
+        };
+        let report = look(&tree("nvlink"), cuda_alone(library), set);
+        let used = used(&report, "mp between ranks of this host");
+        format!("{}: {}", used.choice, used.because)
+    };
+    let import = "cuMemImportFromShareableHandle";
+    let cases: [(&str, usize, &str, &str, &str, &str); 8] = [
+        (
+            "one",
+            1,
+            "",
+            "",
+            "auto",
+            "memory that the ranks map: the ranks share",
+        ),
+        (
+            "two",
+            2,
+            "",
+            "",
+            "auto",
+            "memory that the ranks map: each GPU has peer access",
+        ),
+        (
+            "apart",
+            2,
+            "peers",
+            "",
+            "auto",
+            "map; the NIC between GPUs 0 and 1: these GPUs have no",
+        ),
+        (
+            "many",
+            4,
+            "peers",
+            "",
+            "auto",
+            "1 and 2, 1 and 3, 2 and 3: these",
+        ),
+        (
+            "import",
+            1,
+            "",
+            import,
+            "auto",
+            "the NIC: the CUDA driver shares no memory",
+        ),
+        ("nic", 1, "", "", "nic", "the NIC: MP_PATH=nic"),
+        (
+            "ipc",
+            2,
+            "peers",
+            "",
+            "ipc",
+            "memory that the ranks map: MP_PATH=ipc",
+        ),
+        (
+            "unknown",
+            1,
+            "",
+            "",
+            "tcp",
+            "nothing: an error: MP_PATH=tcp is not valid",
+        ),
+    ];
+    for (name, gpus, failing, without, path, expected) in cases {
+        let file = format!("libcuda-path-{name}.so");
+        let text = found(&file, gpus, failing, without, &[("MP_PATH", path)]);
+        assert!(text.contains(expected), "{name}: {text}");
+    }
+    let soft = look(&tree("bare"), none(), &[]);
+    let soft = used(&soft, "mp between ranks of this host");
+    assert!(soft.because.contains("software GPU"), "{soft:?}");
+}
+
+#[test]
 fn absent_request_is_an_error_with_a_remedy() {
     let nic = [("GDS_NIC", "mlx5_9"), ("GDS_PROVIDER", "verbs")];
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
-    let cases: [Case; 9] = [
+    let cases: [Case; 10] = [
         (
             &[("GDS_GPU", "cuda")],
             "GDS_GPU=cuda, but there is no usable",
@@ -350,6 +433,7 @@ fn absent_request_is_an_error_with_a_remedy() {
             "unset GDS_GID_INDEX",
         ),
         (&[("MP_TELL", "both")], "MP_TELL=both", "unset MP_TELL"),
+        (&[("MP_PATH", "tcp")], "MP_PATH=tcp", "unset MP_PATH"),
         (
             &[("MP_LOCAL_RANK", "a")],
             "MP_LOCAL_RANK",

@@ -41,6 +41,10 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) {
     *bytes = 143771ul << 20;
     RETURN("cuDeviceTotalMem_v2", 0);
 }
+int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+    *can = strcmp(FAILING, "peers") && device != peer;
+    RETURN("cuDeviceCanAccessPeer", 0);
+}
 int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
     for (int i = 0; i < 16; i++) uuid[i] = 16 * (device - 100) + i;
     RETURN("cuDeviceGetUuid_v2", 0);

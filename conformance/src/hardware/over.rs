@@ -1,4 +1,4 @@
-//! Starts this program once for each kind of trials. `conformance --all` runs over the NIC that the
+//! Starts this program once for each kind of trials, with messages by the NIC. `conformance --all` runs over the NIC that the
 //! environment names. `conformance --over PROVIDER` runs over the named provider; if the provider
 //! needs a NIC of verbs, the trials use virtual NICs of a separate fabric.
 //!
@@ -20,7 +20,7 @@ usage: conformance --all [--few]
        conformance --over PROVIDER [OPTIONS] [gdsync | matrix | mp [ARGUMENTS]]
 
   --all          runs gdsync, matrix and mp one after the other, over the NIC that GDS_PROVIDER
-                 and GDS_NIC name
+                 and GDS_NIC name, with MP_PATH=nic
   PROVIDER       emulated, mlx5 or verbs; mlx5 and verbs run on libvmlx5.so, which must be beside
                  this program
   --link LINK    link of the virtual NICs, for mlx5 and verbs: ib or roce (default: ib)
@@ -126,7 +126,7 @@ fn process(parsed: &Parsed, kind: &str) -> Verdict<Command> {
     if kind != KINDS[0] {
         command.arg(kind);
     }
-    command.args(&parsed.arguments);
+    command.args(&parsed.arguments).env("MP_PATH", "nic");
     if parsed.provider == Provider::Auto {
         return Ok(command);
     }

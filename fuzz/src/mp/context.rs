@@ -19,7 +19,7 @@ use gdsync::rdma::{
 use gdsync::{EmulatedOptions, Gpu};
 use mp::bootstrap::Local;
 use mp::fuzzing::CONTROL_VERSION;
-use mp::{Bootstrap, Builder, Context, Memory, Progress, Request, Source};
+use mp::{Bootstrap, Builder, Context, Memory, PathChoice, Progress, Request, Source};
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 use crate::input::Input;
@@ -99,6 +99,8 @@ impl World {
             .eager_limit(EAGER)
             .channels(8)
             .timeout(limit)
+            // The hostile rank names memory as a NIC does.
+            .path(PathChoice::Nic)
             .progress(progress)
             .build()
             .expect("a context")

@@ -76,6 +76,14 @@ pub fn run(data: &[u8]) {
         18 => bytes.extend(input.next::<[u8; 28]>()),
         19 => bytes.extend(input.next::<[u8; 16]>()),
         20 => bytes.extend(input.next::<[u8; 4]>()),
+        22 | 23 => {
+            if kind >> 3 == 22 {
+                bytes.extend(input.next::<[u8; 16]>());
+            }
+            let short = input.bytes(usize::from(kind & 7));
+            bytes.extend((short.len() as u16).to_le_bytes());
+            bytes.extend(short);
+        }
         _ => bytes.extend(input.bytes(usize::from(kind & 7) * 2)),
     }
     check(&bytes);

@@ -211,10 +211,12 @@ impl Context {
         state.peers.get(rank)?.link.word_order()
     }
 
-    /// The path to `rank`, and the reason for it. `None` if the job does not have this rank.
-    pub fn path(&self, rank: u32) -> Option<(Path, &'static str)> {
-        let paths = &self.engine().paths;
-        (rank < self.size()).then(|| (paths.to(rank), paths.reason(rank)))
+    /// The path to `rank`, and the reason for it. `None` if the job does not have this rank, and
+    /// with [`PathChoice::Auto`](crate::PathChoice::Auto) for a rank of this host before the two
+    /// ranks have agreed on it, which the first call that needs the rank waits for.
+    pub fn path(&self, rank: u32) -> Option<(Path, String)> {
+        let (path, reason) = self.engine().paths.chosen(rank)?;
+        Some((*path, reason.to_string()))
     }
 
     /// The NIC of the context.
@@ -445,7 +447,7 @@ impl Context {
         engine.advance_all(&mut state);
         let row = |peer: &Peer| PeerStats {
             peer: Some(peer.rank),
-            path: Some(engine.paths.to(peer.rank)),
+            path: engine.paths.chosen(peer.rank).map(|(path, _)| *path),
             counts: peer.counts,
         };
         let none = PeerStats {

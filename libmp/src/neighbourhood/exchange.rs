@@ -296,6 +296,7 @@ impl Engine {
         let words = self.words(of_peers().count())?;
         let [pack, unpack] = parts.moves()?;
 
+        self.await_neighbours(&parts.all[..parts.others])?;
         let positions = of_peers().enumerate();
         let positions = positions.flat_map(|(at, neighbours)| neighbours.iter().map(move |_| at));
         let mine = parts.others().zip(positions);

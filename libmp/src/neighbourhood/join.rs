@@ -8,6 +8,20 @@ use crate::two_sided::{State, join};
 use crate::wire::control::{Control, Neighbour as NeighbourRecord};
 
 impl Engine {
+    /// Waits until the paths to the neighbours are chosen: this rank names its memory by them.
+    ///
+    /// # Errors
+    /// `Missing`, naming ranks that do not answer.
+    pub(super) fn await_neighbours(&self, neighbours: &[Neighbour]) -> Result<()> {
+        let deadline = self.host().now() + self.config.timeout;
+        let unknown = self.await_paths(neighbours.iter().map(|one| one.rank), deadline);
+        let silent = neighbours.iter().filter(|one| unknown.contains(&one.rank));
+        let silent: Vec<&Neighbour> = silent.collect();
+        silent
+            .first()
+            .map_or(Ok(()), |first| Err(self.missing(first, &silent)))
+    }
+
     /// Sends `mine`, this rank's records for the `neighbours` in their order, and waits for those
     /// of the neighbours. Returns them in the same order.
     ///

@@ -75,6 +75,7 @@ impl Link {
         if self.lanes[at].is_some() {
             return Ok(None);
         }
+        debug_assert!(paths.chosen(self.peer).is_some(), "the peer was not asked");
         let path = paths.to(self.peer);
         let copy = match path {
             Path::Nic => None,

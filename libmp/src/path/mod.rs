@@ -1,4 +1,4 @@
-//! Paths: how bytes reach a peer. Each peer has one path, chosen once.
+//! Paths: how bytes reach a peer. Each peer has one path, chosen once (`choice`).
 //!
 //! Messages need four operations of a path: put bytes into a peer's memory ([`Batch::put`]), put a
 //! 64-bit word after them ([`Batch::announce`]), wait for a word in this rank's memory
@@ -28,18 +28,19 @@ mod order;
 mod word;
 
 use std::fmt::Debug;
-use std::sync::Arc;
 use std::time::Duration;
 
-use gdsync::gpu::{MemoryKind, Region, Word32};
+use gdsync::gpu::{GpuIdentity, MemoryKind, Region, Word32};
 use gdsync::rdma::Device;
 use gdsync::{Gpu, Stream};
 
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
+use crate::wire::control::{Control, Shape};
 
 pub(crate) use batch::{Batch, Put};
 pub use choice::PathChoice;
+pub(crate) use choice::{Can, Choices, Chosen};
 pub(crate) use copy::Exported;
 pub(crate) use ipc::{Named, Shared, export, keys_in, refused};
 pub(crate) use lane::Lane;
@@ -60,10 +61,11 @@ pub(crate) const INLINE: usize = 256;
 pub(crate) const MOST_BYTES: u64 = 1 << 30;
 
 /// The path by which bytes reach a peer: from [`Context::path`](crate::Context::path).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Path {
-    /// RDMA WRITEs through queue pairs of this rank's NIC: to every other rank.
+    /// RDMA WRITEs through queue pairs of this rank's NIC: to ranks of other hosts, and to those of
+    /// this host that cannot map memory of this rank, or whose memory this rank cannot map.
     Nic,
     /// Copies within the memory of this rank's GPU and host: to the rank itself.
     Local,
@@ -76,33 +78,33 @@ pub enum Path {
 /// The paths of a rank, each opened once.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
-    me: u32,
-    /// By rank: whether its path is [`Path::Ipc`].
-    mapped: Arc<[bool]>,
+    choices: Choices,
+    /// Whether the path to another rank is or may become [`Path::Ipc`].
+    maps: bool,
     nic: nic::Nic,
     copier: copy::Copier,
 }
 
 impl Paths {
-    /// Opens the paths of rank `me`, by [`Path::Ipc`] to the ranks that `mapped` has. Queue pairs of
-    /// `device` fail after `timeout`, and store failures in `error`.
+    /// Opens the paths that `choices` selects. Queue pairs of `device` fail after `timeout`, and store
+    /// failures in `error`.
     ///
     /// # Errors
     /// `Invalid` for options out of range; errors of gdsync.
     pub fn open(
-        me: u32,
-        mapped: Vec<bool>,
+        choices: Choices,
         device: &Device,
         options: &NicOptions,
         timeout: Duration,
         error: &Word32,
         kernels: Option<Kernels>,
     ) -> Result<Paths> {
+        let maps = choices.may_map();
         Ok(Paths {
-            me,
-            nic: nic::Nic::open(me, device, options, timeout, error)?,
-            copier: copy::Copier::new(device.gpu(), kernels, !mapped.is_empty()),
-            mapped: mapped.into(),
+            nic: nic::Nic::open(choices.me, device, options, timeout, error)?,
+            copier: copy::Copier::new(device.gpu(), kernels, maps),
+            choices,
+            maps,
         })
     }
 
@@ -113,8 +115,7 @@ impl Paths {
         let (options, error) = (NicOptions::default(), word.word32(0).unwrap());
         let kernels = Kernels::of(device.gpu()).ok();
         Paths::open(
-            1 << 16,
-            Vec::new(),
+            Choices::new(1 << 16, PathChoice::Nic, vec![None; 4], Ok(())),
             device,
             &options,
             Duration::ZERO,
@@ -127,40 +128,56 @@ impl Paths {
     /// The same paths, by [`Path::Ipc`] to the first `ranks` ranks.
     #[cfg(test)]
     pub fn with_mapped(mut self, ranks: usize) -> Paths {
-        self.mapped = vec![true; ranks].into();
+        let here = vec![Some(true); ranks];
+        self.choices = Choices::new(1 << 16, PathChoice::Ipc, here, Ok(()));
+        self.maps = true;
         self
     }
 
-    /// The path to `peer`. One-sided operations on memory that the peer has not named for it use the
-    /// NIC: see [`Remote::of_window`].
+    /// The path to `peer`, [`Path::Nic`] before it is chosen. One-sided operations on memory that the
+    /// peer has not named for it use the NIC: see [`Remote::of_window`].
     #[inline]
     pub fn to(&self, peer: u32) -> Path {
-        match peer {
-            me if me == self.me => Path::Local,
-            other if self.is_mapped(other) => Path::Ipc,
-            _ => Path::Nic,
-        }
+        self.chosen(peer).map_or(Path::Nic, |(path, _)| *path)
     }
 
-    /// The reason for the path to `peer`.
-    pub fn reason(&self, peer: u32) -> &'static str {
-        match self.to(peer) {
-            Path::Local => "the rank itself: its memory is copied, by no NIC",
-            Path::Ipc => "a rank of this host, and MP_PATH or Builder::path selects mapped memory",
-            Path::Nic if self.maps() => "a rank of another host, which only the NIC reaches",
-            Path::Nic => {
-                "MP_PATH and Builder::path do not select mapped memory, or the bootstrap knows no hosts"
-            }
-        }
+    /// The path to `peer` and the reason for it, once it is chosen.
+    #[inline]
+    pub fn chosen(&self, peer: u32) -> Option<&Chosen> {
+        self.choices.of(peer)
     }
 
-    fn is_mapped(&self, peer: u32) -> bool {
-        self.mapped.get(peer as usize).is_some_and(|mapped| *mapped)
-    }
-
-    /// Whether the path to another rank may be [`Path::Ipc`].
+    /// Whether the path to another rank is or may become [`Path::Ipc`].
     pub fn maps(&self) -> bool {
-        !self.mapped.is_empty()
+        self.maps
+    }
+
+    /// What this rank sends to `peer` before all other messages, for the choice of the path.
+    pub fn introduction(&self, peer: u32, shape: Shape) -> Option<Control> {
+        match (self.chosen(peer), self.choices.refusal(peer)) {
+            (None, _) => Some(Control::AskMap {
+                gpu: self.gpu().identity().to_bytes(),
+                shape,
+            }),
+            (_, refusal) => refusal.cloned().map(|can| Control::CanMap { can }),
+        }
+    }
+
+    /// Whether this rank can map memory of a peer of its host whose GPU has this name.
+    pub fn can_map(&self, gpu: &[u8]) -> Can {
+        self.choices.answer(|| {
+            let other = GpuIdentity::from_bytes(gpu).map_err(|e| e.to_string())?;
+            self.gpu().reaches(&other).map_err(|e| e.to_string())
+        })
+    }
+
+    /// Chooses the path to `peer` if it is not chosen and the facts decide it: whether this rank can
+    /// map the peer's memory, and the peer's answer.
+    pub fn settle(&self, peer: u32, can: Option<&Can>, answer: Option<&Can>) {
+        if let Some((path, reason)) = self.choices.settle(peer, can, answer) {
+            let me = self.choices.me;
+            tracing::info!(target: "mp", "rank {me}: path {path:?} to rank {peer}: {reason}");
+        }
     }
 
     /// What copies use.

@@ -9,7 +9,7 @@ use gdsync::rdma::{Device, Doorbell};
 
 use super::*;
 use crate::error::Kind;
-use crate::path::{Batch, Keys, Link, NicOptions, Paths, Remote, Rights};
+use crate::path::{Batch, Choices, Keys, Link, NicOptions, PathChoice, Paths, Remote, Rights};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// A rank that is none of the peers.
@@ -43,8 +43,7 @@ impl World {
         let gpu = Gpu::soft().unwrap();
         let error = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         let paths = Paths::open(
-            ME,
-            Vec::new(),
+            Choices::new(ME, PathChoice::Nic, vec![None; 4], Ok(())),
             &Device::emulated(&gpu).unwrap(),
             &NicOptions::default(),
             LIMIT,

@@ -7,7 +7,7 @@ use gdsync::Status;
 
 use super::engine::Engine;
 use super::outbox::UNSENT;
-use super::peer::Cause;
+use super::peer::{Cause, Peer};
 use super::ready::READY;
 use super::state::State;
 use crate::error::{Error, Kind, Result};
@@ -208,6 +208,12 @@ impl Engine {
                 }
             }
             Control::Window { number: READY, .. } => self.name_ready(state, rank)?,
+            // The peer may have named its ready words before the path was chosen.
+            Control::AskMap { .. } | Control::CanMap { .. }
+                if state.peers.get(rank).is_some_and(Peer::has_ready_words) =>
+            {
+                self.name_ready(state, rank)?;
+            }
             Control::Up { lane: 0 } => self.announce_all(state, rank)?,
             Control::Agree(note) => {
                 state.agreement.receive(rank, note)?;

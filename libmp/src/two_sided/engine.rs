@@ -1,12 +1,13 @@
 //! [`Engine`]: what a context consists of (GPU, paths, kernels, bootstrap, settings), and the one
 //! lock over its mutable state. The other files of this folder add its operations.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gds_step::{Host, Time};
 use gdsync::Gpu;
-use gdsync::gpu::{MemoryKind, Word32};
+use gdsync::gpu::{MemoryKind, Region, Word32};
 use gdsync::rdma::Device;
 
 use super::config::{Config, Progress};
@@ -14,7 +15,7 @@ use super::state::{Guard, State};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
-use crate::path::{NicOptions, Path, PathChoice, Paths};
+use crate::path::{Can, Choices, Chosen, NicOptions, PathChoice, Paths, export};
 use crate::trace::{Observers, file_of};
 
 /// The period of the background work.
@@ -63,13 +64,16 @@ impl Engine {
         let observers = Observers::open((rank, size), gpu, config.trace.as_deref().map(file))?;
         let error = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
         error.store(0)?;
-        let mapped = mapped(
-            &*bootstrap,
+        let here = bootstrap.host(rank);
+        let of_here = |other| Some(here? == bootstrap.host(other)?);
+        let choices = Choices::new(
+            rank,
             config.path.map_or_else(PathChoice::from_env, Ok)?,
+            (0..size).map(of_here).collect(),
+            can_map(&*bootstrap, error.region()),
         );
         let paths = Paths::open(
-            rank,
-            mapped,
+            choices,
             device,
             nic,
             config.timeout,
@@ -131,29 +135,40 @@ impl Engine {
     }
 }
 
-/// By rank: whether it is another rank of this host, and `choice` selects mapped memory for it.
-/// Empty: none is.
-fn mapped(bootstrap: &dyn Bootstrap, choice: PathChoice) -> Vec<bool> {
-    let (me, size) = (bootstrap.rank(), bootstrap.size());
-    match (choice, bootstrap.host(me)) {
-        (PathChoice::Ipc, Some(here)) => (0..size)
-            .map(|rank| rank != me && bootstrap.host(rank) == Some(here))
-            .collect(),
-        _ => Vec::new(),
+/// Whether this rank shares memory like `region` with ranks of its host, and maps theirs.
+fn can_map(bootstrap: &dyn Bootstrap, region: &Region) -> Can {
+    let gpu = region.gpu();
+    if !gpu.caps().kernels {
+        return Err("its GPU runs no kernels, by which streams copy".to_owned());
+    }
+    // No context has this topic.
+    if let Err(e) = bootstrap.receive_fd(u64::MAX)
+        && e.kind() == Kind::Unsupported
+    {
+        return Err(e.sentence());
+    }
+    gpu.reaches(&gpu.identity()).map_err(|e| e.to_string())?;
+    match export(region, 0) {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err("its GPU shares no memory by descriptors".to_owned()),
+        Err(e) => Err(e.sentence()),
     }
 }
 
-/// Logs one line for each path of the rank: the ranks that it leads to, and the reason.
+/// Logs one line for each path that is chosen: the ranks that it leads to, and the reason.
 fn log_paths(paths: &Paths, me: u32, size: u32) {
     if !tracing::enabled!(target: "mp", tracing::Level::INFO) {
         return;
     }
-    for path in [Path::Local, Path::Ipc, Path::Nic] {
-        let ranks: Vec<u32> = (0..size).filter(|rank| paths.to(*rank) == path).collect();
-        if let Some(first) = ranks.first() {
-            let (ranks, reason) = (ranges(&ranks), paths.reason(*first));
-            tracing::info!(target: "mp", "rank {me}: path {path:?} to rank {ranks}: {reason}");
+    let mut ranks = BTreeMap::<&Chosen, Vec<u32>>::new();
+    for rank in 0..size {
+        if let Some(chosen) = paths.chosen(rank) {
+            ranks.entry(chosen).or_default().push(rank);
         }
+    }
+    for ((path, reason), ranks) in ranks {
+        let ranks = ranges(&ranks);
+        tracing::info!(target: "mp", "rank {me}: path {path:?} to rank {ranks}: {reason}");
     }
 }
 
@@ -189,21 +204,5 @@ mod tests {
         assert_eq!(ranges(&[]), "");
         assert_eq!(ranges(&[3]), "3");
         assert_eq!(ranges(&[0, 2, 3, 4, 5, 9, 10]), "0, 2-5, 9-10");
-    }
-
-    #[test]
-    fn each_path_has_its_own_reason() {
-        let gpu = Gpu::soft().unwrap();
-        let device = Device::emulated(&gpu).unwrap();
-        let unmapped = Paths::for_test(&device);
-        let mapped = Paths::for_test(&device).with_mapped(1);
-        let reason = |paths: &Paths, peer, path| {
-            assert_eq!(paths.to(peer), path);
-            paths.reason(peer)
-        };
-        assert!(reason(&mapped, 0, Path::Ipc).contains("this host"));
-        assert!(reason(&mapped, 1, Path::Nic).contains("another host"));
-        assert!(reason(&unmapped, 1, Path::Nic).contains("do not select"));
-        assert!(reason(&unmapped, 1 << 16, Path::Local).contains("itself"));
     }
 }

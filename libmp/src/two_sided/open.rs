@@ -1,5 +1,7 @@
 //! Opening of lanes to a peer and of channels under a tag, on first use or all at once.
 
+use gds_step::Time;
+
 use super::engine::Engine;
 use super::lanes::StreamLanes;
 use super::peer::{Need, Setup};
@@ -119,6 +121,35 @@ impl Engine {
         begun
     }
 
+    /// Asks a rank for what the choice of the path to it needs. `true`: the path is chosen, or the
+    /// rank was given up.
+    pub(super) fn introduce(&self, state: &mut State, rank: u32) -> bool {
+        let setup = self.setup(&state.lanes);
+        let Some(peer) = state.peers.make(rank).filter(|peer| peer.is_here()) else {
+            return true;
+        };
+        let mut out = Vec::new();
+        let chosen = peer.introduce(&setup, &mut out);
+        self.send_control(state, rank, out);
+        chosen
+    }
+
+    /// Waits until the paths to these ranks are chosen. Returns the ranks to which none is at
+    /// `deadline`; ranks that were given up, and all if the bootstrap is lost, are the caller's.
+    pub fn await_paths(&self, ranks: impl Iterator<Item = u32>, deadline: Time) -> Vec<u32> {
+        let mut open: Vec<u32> = ranks.filter(|r| self.paths.chosen(*r).is_none()).collect();
+        if open.is_empty() {
+            return open;
+        }
+        self.wait(deadline, &mut || {
+            self.progress();
+            let state = &mut *self.lock();
+            open.retain(|rank| state.outbox.lost().is_none() && !self.introduce(state, *rank));
+            open.is_empty()
+        });
+        open
+    }
+
     fn is_open(&self, rank: u32, lane: u8, need: Need) -> Result<bool> {
         const OPERATION: &str = "open connection";
         let state = self.lock();
@@ -139,16 +170,15 @@ impl Engine {
 
     /// Connects to every rank.
     pub fn connect_all(&self) -> Result<()> {
-        for rank in 0..self.size {
-            self.begin(rank, 0, Need::Lanes)?;
-        }
         let deadline = self.host().now() + self.config.timeout;
-        let mut missing = Vec::new();
+        let mut missing: Vec<u32> = (0..self.size).collect();
         let mut broken = None;
         self.wait(deadline, &mut || {
+            let asked = std::mem::take(&mut missing);
+            let begun = asked.iter().map(|rank| self.begin(*rank, 0, Need::Lanes));
+            broken = begun.filter_map(Result::err).next();
             self.progress();
-            missing.clear();
-            for rank in 0..self.size {
+            for rank in asked {
                 match self.is_open(rank, 0, Need::Lanes) {
                     Ok(true) => {}
                     Ok(false) => missing.push(rank),

@@ -12,9 +12,10 @@ use super::channels::Channels;
 use super::config::Config;
 use super::lanes::StreamLanes;
 use super::liveness::Liveness;
+use super::ready::READY;
 use super::state::not_connected;
 use crate::error::{Error, Kind, Result};
-use crate::path::{LANES, Lane, Link, Paths, Put};
+use crate::path::{Can, LANES, Lane, Link, Paths, Put};
 use crate::plan::{LaneId, PeerLanes};
 use crate::request::entry::{Entry, Operation};
 use crate::request::fault::Name;
@@ -33,6 +34,7 @@ const NEIGHBOURS: usize = 4096;
 pub(crate) struct Peer {
     pub rank: u32,
     pub link: Link,
+    meeting: Meeting,
     /// By lane: the lane on which its streams post. It is another one if their own could not be
     /// opened, and stays that one, which keeps the order of what they post.
     pub stand_in: [u8; LANES],
@@ -45,6 +47,19 @@ pub(crate) struct Peer {
     pub neighbours: Vec<Neighbour>,
     /// The counters of requests with it.
     pub counts: Counts,
+}
+
+/// What two ranks find out for the choice of their path.
+#[derive(Default)]
+struct Meeting {
+    /// The peer was sent what it needs for the choice.
+    introduced: bool,
+    /// The choice waits for the peer.
+    waits: bool,
+    /// Whether this rank can map the peer's memory, once the peer has asked.
+    can: Option<Can>,
+    /// The peer's answer.
+    answer: Option<Can>,
 }
 
 /// The standing of a peer.
@@ -152,6 +167,7 @@ impl Peer {
         Peer {
             rank,
             link: Link::new(rank),
+            meeting: Meeting::default(),
             stand_in: std::array::from_fn(|lane| lane as u8),
             channels: Channels::new(rank),
             liveness: Liveness::default(),
@@ -208,6 +224,7 @@ impl Peer {
     pub fn owes_answer(&self) -> bool {
         let asked = Closing::Asked;
         self.link.is_opening()
+            || self.meeting.waits
             || self.liveness.awaited
             || matches!(self.standing, Standing::Here { closing, .. } if closing == asked)
             || self.channels.is_opening()
@@ -239,7 +256,26 @@ impl Peer {
         }
     }
 
-    /// Makes this side's part of `need`; control messages for the peer are appended to `out`.
+    /// Asks the peer for what the choice of the path needs, once; control messages for it are
+    /// appended to `out`. `true`: the path is chosen.
+    pub fn introduce(&mut self, setup: &Setup<'_>, out: &mut Vec<Control>) -> bool {
+        let paths = setup.paths;
+        if !std::mem::replace(&mut self.meeting.introduced, true) {
+            out.extend(paths.introduction(self.rank, setup.config.shape()));
+        }
+        self.meeting.waits = paths.chosen(self.rank).is_none();
+        !self.meeting.waits
+    }
+
+    /// Chooses the path if all is known.
+    fn choose_path(&mut self, setup: &Setup<'_>) {
+        let Meeting { can, answer, .. } = &self.meeting;
+        setup.paths.settle(self.rank, can.as_ref(), answer.as_ref());
+        self.meeting.waits &= setup.paths.chosen(self.rank).is_none();
+    }
+
+    /// Makes this side's part of `need`, or asks for what the choice of the path needs; control
+    /// messages for the peer are appended to `out`.
     pub fn begin(
         &mut self,
         setup: &Setup<'_>,
@@ -247,6 +283,9 @@ impl Peer {
         need: Need,
         out: &mut Vec<Control>,
     ) -> Result<()> {
+        if !self.introduce(setup, out) {
+            return Ok(());
+        }
         self.lane(setup, 0, out)?;
         self.lane(setup, lane, out)?;
         let (channels, limit) = (&mut self.channels, setup.config.channels);
@@ -288,7 +327,27 @@ impl Peer {
         out: &mut Vec<Control>,
     ) -> Result<()> {
         match message {
+            Control::AskMap { gpu, shape } => {
+                // Before the check of the peer's settings, as this side's end of a lane.
+                self.introduce(setup, out);
+                let can = setup.paths.can_map(gpu);
+                out.push(Control::CanMap { can: can.clone() });
+                self.agree(setup, *shape)?;
+                self.meeting.can = Some(can);
+                self.choose_path(setup);
+            }
+            Control::CanMap { can } => {
+                self.meeting.answer = Some(can.clone());
+                self.choose_path(setup);
+            }
             Control::Connect { lane, ends, shape } => {
+                // A peer that chooses by itself has answered before.
+                if setup.paths.chosen(self.rank).is_none() {
+                    let unasked =
+                        "it has connected without a question; MP_PATH may differ".to_owned();
+                    self.meeting.answer = Some(Err(unasked));
+                    self.choose_path(setup);
+                }
                 self.lane(setup, 0, out)?;
                 // Sent before the check of the peer's settings, so that the peer can compare its
                 // settings, too.
@@ -368,6 +427,11 @@ impl Peer {
             | Control::Agree(_) => {}
         }
         Ok(())
+    }
+
+    /// Whether the peer has named its ready words, which this rank has not used.
+    pub fn has_ready_words(&self) -> bool {
+        self.windows.contains_key(&READY)
     }
 
     /// Keeps the record of a window that this rank makes later.

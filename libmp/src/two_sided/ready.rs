@@ -49,12 +49,13 @@ impl Engine {
         Ok(state.ready.memory.insert(memory).clone())
     }
 
-    /// Sends the record of this rank's ready words to another rank, once.
+    /// Sends the record of this rank's ready words to another rank, once. Before the path is chosen,
+    /// it asks the rank; the record is sent by a later call, at the latest when that rank's arrives.
     ///
     /// # Errors
     /// As [`Engine::ready_memory`].
     pub fn name_ready(&self, state: &mut State, to: u32) -> Result<()> {
-        if to == self.rank || state.ready.named_to.contains(&to) {
+        if to == self.rank || state.ready.named_to.contains(&to) || !self.introduce(state, to) {
             return Ok(());
         }
         let memory = self.ready_memory(state)?;

@@ -54,7 +54,7 @@ impl Engine {
         len: usize,
     ) -> Result<Option<Memory>> {
         let applies = match spec.from {
-            Source::Rank(rank) => self.paths.to(rank) == Path::Ipc,
+            Source::Rank(rank) => self.path_to(rank)? == Path::Ipc,
             Source::Any => self.paths.maps(),
         };
         if !applies {
@@ -72,6 +72,15 @@ impl Engine {
             self.await_mapped(rank, memory.keys())?;
         }
         Ok(staging)
+    }
+
+    /// The path to `rank`, which is connected if the choice needs it: the receive needs it, too.
+    fn path_to(&self, rank: u32) -> Result<Path> {
+        if rank < self.size && self.paths.chosen(rank).is_none() {
+            let connected = self.ensure(rank, &On::Cpu, Need::Lanes);
+            connected.map(drop).map_err(|e| e.of_peer(rank))?;
+        }
+        Ok(self.paths.to(rank))
     }
 
     /// Sends memory to `rank`, and waits until the rank has mapped it.

@@ -38,10 +38,11 @@ impl Engine {
         [object, function]: [&str; 2],
         named: impl FnOnce(&mut State, u64) -> Result<()>,
     ) -> Result<()> {
+        let deadline = self.host().now() + self.config.timeout;
+        let unknown = self.await_paths(self.others(), deadline);
         let number = self.name_window(&mut self.lock(), window, named)?;
         window.add_own(self.rank)?;
-        let deadline = self.host().now() + self.config.timeout;
-        let mut answer = Ok(Vec::new());
+        let mut answer = Ok(unknown);
         self.wait(deadline, &mut || {
             self.progress();
             answer = self.absent(&mut self.lock(), window, number);

@@ -150,11 +150,17 @@ impl Engine {
 
     fn ask_ready(&self, rank: u32) -> Result<Option<Vec<Record>>> {
         let state = &mut *self.lock();
-        if let Some(peer) = state.peers.make(rank) {
+        let here = state.peers.make(rank).filter(|peer| peer.is_here());
+        if here.is_some() && state.outbox.lost().is_none() {
+            self.name_ready(state, rank)?;
+        }
+        if let Some(peer) = state.peers.get_mut(rank) {
             if !peer.is_here() {
                 return Err(peer.error(SEND));
             }
-            if let Some(block) = peer.windows.remove(&READY) {
+            if self.paths.chosen(rank).is_some()
+                && let Some(block) = peer.windows.remove(&READY)
+            {
                 return Ok(Some(block));
             }
         }
@@ -165,7 +171,7 @@ impl Engine {
             );
             return Err(Error::new(SEND, Kind::BootstrapLost, what).with_rank(rank));
         }
-        self.name_ready(state, rank).map(|()| None)
+        Ok(None)
     }
 
     /// The wait for the ready word after number `taken`.

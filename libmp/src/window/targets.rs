@@ -76,7 +76,8 @@ impl Targets {
     pub fn attach(&self, paths: &Paths, record: &[u8]) -> Result<u32> {
         match Control::decode(record)? {
             Control::Window { rank, block, .. } => {
-                // A record that the application passes comes without a descriptor.
+                // A record that the application passes comes without a descriptor, and perhaps before
+                // the path is chosen.
                 let path = match paths.to(rank) {
                     Path::Ipc => Path::Nic,
                     path => path,

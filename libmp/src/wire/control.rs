@@ -10,7 +10,10 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 11;
+pub const VERSION: u16 = 12;
+
+/// Maximum number of bytes of a text or of the name of a GPU.
+const SHORT: usize = 1024;
 
 /// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +90,18 @@ pub enum Control {
         ends: Vec<Record>,
         /// The layout of the sender's channels.
         shape: Shape,
+    },
+    /// The sender's GPU: asks a reader of its host whether the reader can map its memory.
+    AskMap {
+        /// The identity of the GPU.
+        gpu: Vec<u8>,
+        /// The layout of the sender's channels.
+        shape: Shape,
+    },
+    /// The answer to `AskMap`; also sent unasked by a rank that maps no memory.
+    CanMap {
+        /// The error is a clause about the sender.
+        can: Result<(), String>,
     },
     /// The sender has connected its end of a lane.
     Up {
@@ -243,6 +258,8 @@ impl Control {
             Control::Mapped { place, .. } => (19, u8::from(place.is_some())),
             Control::Released { .. } => (20, 0),
             Control::DeviceBlock { .. } => (21, 0),
+            Control::AskMap { .. } => (22, 0),
+            Control::CanMap { can } => (23, u8::from(can.is_ok())),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -340,6 +357,14 @@ impl Control {
                 b.extend(theirs.to_le_bytes());
             }
             Control::Released { key } => b.extend(key.to_le_bytes()),
+            Control::AskMap { gpu, shape } => {
+                shape.encode(&mut b);
+                put_short(&mut b, gpu);
+            }
+            Control::CanMap { can } => {
+                let why = can.as_ref().err().map_or("", String::as_str);
+                put_short(&mut b, &why.as_bytes()[..why.floor_char_boundary(SHORT)]);
+            }
             _ => {}
         }
         b
@@ -404,7 +429,7 @@ impl Control {
         let [kind, small] = r.take()?;
         let most = match kind {
             1 | 2 => u8::MAX,
-            3 | 7 | 8 | 18 | 19 => 1,
+            3 | 7 | 8 | 18 | 19 | 23 => 1,
             _ => 0,
         };
         if small > most {
@@ -503,6 +528,20 @@ impl Control {
                 block: r.records()?,
                 offset: r.u64()?,
             },
+            22 => Control::AskMap {
+                shape: r.shape()?,
+                gpu: r.short()?,
+            },
+            23 => {
+                let why = String::from_utf8(r.short()?);
+                let why = why.map_err(|_| malformed("the text is not in UTF-8"))?;
+                let can = match (small == 1, why.is_empty()) {
+                    (true, true) => Ok(()),
+                    (true, false) => return Err(malformed("a consent has no text")),
+                    (false, _) => Err(why),
+                };
+                Control::CanMap { can }
+            }
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
                 return Err(malformed(what));
@@ -526,6 +565,12 @@ fn put(b: &mut Vec<u8>, records: &[Record]) {
     }
 }
 
+/// Encodes the length, and the bytes: at most [`SHORT`].
+fn put_short(b: &mut Vec<u8>, bytes: &[u8]) {
+    b.extend((bytes.len() as u16).to_le_bytes());
+    b.extend(bytes);
+}
+
 fn malformed(what: impl Into<String>) -> Error {
     Error::new("read control message", Kind::Protocol, what)
 }
@@ -540,6 +585,15 @@ impl Reader<'_> {
             .ok_or_else(|| malformed("the control message is too short"))?;
         self.0 = rest;
         Ok(*head)
+    }
+
+    /// Bytes that [`put_short`] has encoded.
+    fn short(&mut self) -> Result<Vec<u8>> {
+        let len = usize::from(u16::from_le_bytes(self.take()?));
+        let whole = self.0.split_at_checked(len).filter(|_| len <= SHORT);
+        let (bytes, rest) = whole.ok_or_else(|| malformed("the control message is too short"))?;
+        self.0 = rest;
+        Ok(bytes.to_vec())
     }
 
     fn u32(&mut self) -> Result<u32> {
@@ -597,6 +651,14 @@ mod tests {
                 shape,
             },
             Control::Up { lane: 7 },
+            Control::AskMap {
+                gpu: vec![1, 2, 3],
+                shape,
+            },
+            Control::CanMap { can: Ok(()) },
+            Control::CanMap {
+                can: Err("its GPU runs no kernels".to_owned()),
+            },
             Control::Sends {
                 tag: u32::MAX,
                 block: block.clone(),

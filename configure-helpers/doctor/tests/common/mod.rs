@@ -108,6 +108,7 @@ fn compile_libcuda(
     // The doctor does not call these: it checks that the library has them.
     let optional = [
         "cuMemCreate",
+        "cuMemImportFromShareableHandle",
         "cuMemGetHandleForAddressRange",
         "cuFuncLoad",
         "cuFlushGPUDirectRDMAWrites",

@@ -130,18 +130,19 @@ struct Loss {
 /// # Errors
 /// The first deviation from the program, with the seed.
 pub fn run(seed: u64, wire: Wire) -> Result<SimReport, SimError> {
-    run_on(seed, wire, false)
+    run_on(seed, Some(wire))
 }
 
-/// As [`run`], with a rank that is lost.
+/// As [`run`], by the path that `MP_PATH` selects, with a rank that is lost.
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_with_loss(seed: u64) -> Result<SimReport, SimError> {
-    run_on(seed, Wire::InOrder, true)
+    run_on(seed, None)
 }
 
-fn run_on(seed: u64, wire: Wire, loses: bool) -> Result<SimReport, SimError> {
+fn run_on(seed: u64, wire: Option<Wire>) -> Result<SimReport, SimError> {
+    let loses = wire.is_none();
     let mut rng = Rng::with_seed(seed);
     let mut settings = Settings::draw(&mut rng);
     let ranks = rng.u32(1 + 2 * u32::from(loses)..=5);
@@ -164,7 +165,11 @@ fn run_on(seed: u64, wire: Wire, loses: bool) -> Result<SimReport, SimError> {
         .map(|_| Call::draw(&mut rng, ranks, objects))
         .collect();
     let start = settings.start;
-    let job = Job::new(seed, ranks, settings).over(wire);
+    let job = Job::new(seed, ranks, settings);
+    let job = match wire {
+        Some(wire) => job.over(wire),
+        None => job,
+    };
     let report = play(seed, ranks as usize, move |rank| {
         let member = job.join(&rank);
         rank.pauses(&pauses, &process(&rank, &member.devices));

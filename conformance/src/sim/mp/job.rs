@@ -142,14 +142,14 @@ impl Bootstrap for Launcher {
     }
 }
 
-/// How WRITEs become visible at another rank.
+/// How bytes become visible at another rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
-    /// In order.
+    /// By WRITEs in order.
     InOrder,
-    /// Out of order; with every fourth seed frames are also lost and duplicated.
+    /// By WRITEs out of order; with every fourth seed frames are also lost and duplicated.
     OutOfOrder,
-    /// None for messages: the ranks map each other's memory.
+    /// The ranks choose to map each other's memory.
     Mapped,
 }
 
@@ -207,9 +207,10 @@ impl Job {
 
     /// The same job over this wire.
     pub fn over(mut self, wire: Wire) -> Job {
-        if wire == Wire::Mapped {
-            self.settings.path = Some(PathChoice::Ipc);
-        }
+        self.settings.path = Some(match wire {
+            Wire::Mapped => PathChoice::Auto,
+            Wire::InOrder | Wire::OutOfOrder => PathChoice::Nic,
+        });
         let faults = wire.faults(self.seed);
         self.on_a_wire(faults)
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::gpu::MemoryKind;
-use mp::{Kind, RecvOp, Source};
+use mp::{Kind, PathChoice, RecvOp, Source};
 use vmlx5::fabric::faults::Faults;
 
 use super::job::{Job, Member, Settings};
@@ -75,6 +75,7 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     let settings = Settings {
         depth: DEPTH as u32,
         eager: EAGER,
+        path: Some(PathChoice::Nic),
         ..Settings::draw(&mut rng)
     };
     let messages: Rc<[Message]> = draw(&mut rng).into();

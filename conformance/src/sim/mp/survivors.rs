@@ -12,8 +12,9 @@ use super::job::{Job, Member, Settings, process};
 use crate::mp::pair::Pair;
 use crate::sim::world::{LIMIT, Rank, play};
 
-/// Time limit of waits for a peer.
-const PEER_LIMIT: Duration = Duration::from_millis(50);
+/// Time limit of waits for a peer: longer than the bootstrap takes to report a rank, because by mapped
+/// memory nothing else does, and a rank that waits for the lost one lets others wait for as long.
+const PEER_LIMIT: Duration = Duration::from_millis(400);
 /// Rounds after the loss.
 const MORE: usize = 6;
 
@@ -58,8 +59,7 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
     };
     let settings = Settings {
         timeout: PEER_LIMIT,
-        // By mapped memory only the time limit finds a stopped rank, and a rank that waits for it
-        // lets others wait for as long.
+        // By mapped memory only the time limit itself finds a stopped rank.
         path: (case.fall == Fall::Freezes).then_some(PathChoice::Nic),
         ..Settings::draw(&mut rng)
     };
