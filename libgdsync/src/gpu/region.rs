@@ -241,17 +241,17 @@ impl Region {
     /// `Unsupported` if this memory cannot be mapped for the CPU.
     pub(crate) fn mapped(&self) -> Result<Mapped> {
         const OPERATION: &str = "map device memory for the CPU";
+        self.view()
+            .map_err(|e| Error::new(OPERATION, Kind::Unsupported, e.clone()))
+    }
+
+    /// As [`Region::mapped`], without an error that costs an allocation.
+    fn view(&self) -> Result<Mapped, &String> {
         if let Some(cpu) = self.0.allocation.cpu {
             return Ok(cpu);
         }
-        let view = self
-            .0
-            .view
-            .get_or_init(|| self.backing().map().map_err(|e| e.reason().to_owned()));
-        match view {
-            Ok(view) => Ok(view.mapped),
-            Err(e) => Err(Error::new(OPERATION, Kind::Unsupported, e.clone())),
-        }
+        let map = || self.backing().map().map_err(|e| e.reason().to_owned());
+        self.0.view.get_or_init(map).as_ref().map(|v| v.mapped)
     }
 
     /// The CPU's view of host memory, and of any memory of a soft GPU; `None` for GPU memory.
@@ -408,7 +408,7 @@ macro_rules! word {
             /// # Errors
             /// As [`Region::read`].
             pub fn load(&self) -> Result<$value> {
-                if let Ok(mapped) = self.region.mapped() {
+                if let Ok(mapped) = self.region.view() {
                     return Ok(mapped.$load(self.offset));
                 }
                 let mut bytes = [0; size_of::<$value>()];
@@ -422,7 +422,7 @@ macro_rules! word {
             /// # Errors
             /// As [`Region::write`].
             pub fn store(&self, value: $value) -> Result<()> {
-                match self.region.mapped() {
+                match self.region.view() {
                     Ok(mapped) => mapped.$store(self.offset, value),
                     Err(_) => self.region.write(self.offset, &value.to_ne_bytes())?,
                 }
@@ -455,9 +455,14 @@ impl Word64 {
         Ok(before)
     }
 
-    /// The CPU's view of the word.
-    pub(crate) fn mapped(&self) -> Result<Mapped> {
-        Ok(self.region.mapped()?.part(self.offset, 8))
+    /// The CPU's view of the word; `None` if its memory cannot be mapped for the CPU.
+    pub(crate) fn mapped(&self) -> Option<Mapped> {
+        Some(self.region.view().ok()?.part(self.offset, 8))
+    }
+
+    /// The position in the region, in bytes.
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
     }
 }
 

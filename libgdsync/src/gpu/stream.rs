@@ -434,6 +434,11 @@ impl Stream {
     /// stream counts as waiting until the word of `passed` reaches its value (compared cyclically) or
     /// the stream is idle. The kernel must store the value into the word when its waits are over.
     ///
+    /// The word may be in device memory that the CPU cannot map. Then a copy engine reads it, as
+    /// [`Region::read`](super::Region::read) does, when another stream needs the wait slot and this
+    /// one is not idle. A call that only enqueues does not read it. If the word's memory is freed,
+    /// or the read fails, the stream counts as waiting until it is idle.
+    ///
     /// # Safety
     /// As for [`Stream::launch`].
     ///
@@ -457,13 +462,7 @@ impl Stream {
                 let what = format!("{:?} is not on the GPU of {self:?}", word.region());
                 return Err(Error::new(OPERATION, Kind::Foreign, what));
             }
-            if let Ok(mapped) = word.mapped() {
-                proof = Proof::Word {
-                    memory: word.region().downgrade(),
-                    word: mapped,
-                    value,
-                };
-            }
+            proof = Proof::by_word(word, value);
         }
         // A graph may run many times, but the store that the kernel waits for happens once.
         self.check(self.gpu(), OPERATION)?;

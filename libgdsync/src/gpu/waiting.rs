@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gds_step::Mutex;
 
-use super::region::WeakRegion;
+use super::region::{Region, WeakRegion};
 use super::runtime::{EventHandle, StreamHandle};
-use super::{Mapped, Stream};
+use super::{Mapped, Stream, Word64};
 use crate::error::{Error, Kind, Result};
 use crate::ring::RingMemory;
 
@@ -56,14 +56,65 @@ pub(crate) enum Proof {
         word: Mapped,
         value: u64,
     },
+    /// As [`Proof::Word`], at `offset` of memory that the CPU cannot map. A read by the copy engine
+    /// costs 8 us (H100), so only a stream that needs a slot asks for it: see
+    /// [`SlotState::is_free`]. All other code treats it as [`Proof::Idle`].
+    Unmapped {
+        memory: WeakRegion,
+        offset: usize,
+        value: u64,
+    },
     /// An event behind the waits.
     Event(Arc<dyn EventHandle>),
 }
 
+/// Whether a word has reached `value`, compared cyclically.
+fn reached(word: u64, value: u64) -> bool {
+    word.wrapping_sub(value) as i64 >= 0
+}
+
 impl Proof {
+    /// The proof by `word`, into which work behind the waits stores `value`.
+    pub fn by_word(word: &Word64, value: u64) -> Proof {
+        let memory = word.region().downgrade();
+        match word.mapped() {
+            Some(word) => Proof::Word {
+                memory,
+                word,
+                value,
+            },
+            None => Proof::Unmapped {
+                memory,
+                offset: word.offset(),
+                value,
+            },
+        }
+    }
+
+    /// Whether a word that the CPU cannot map has reached its value; `read` gets the handle on its
+    /// memory. The caller may hold locks: the copy engine has a stream of the library, which runs
+    /// while streams wait, and a thread that holds its lock takes no other.
+    fn reads(&self, read: &mut Vec<Region>) -> bool {
+        let Proof::Unmapped {
+            memory,
+            offset,
+            value,
+        } = self
+        else {
+            return false;
+        };
+        let Some(memory) = memory.upgrade() else {
+            return false;
+        };
+        let mut word = [0; 8];
+        let done = memory.read(*offset, &mut word);
+        read.push(memory);
+        done.is_ok() && reached(u64::from_ne_bytes(word), *value)
+    }
+
     fn holds(&self) -> bool {
         match self {
-            Proof::Idle | Proof::Earlier => false,
+            Proof::Idle | Proof::Earlier | Proof::Unmapped { .. } => false,
             Proof::Mark {
                 memory,
                 word,
@@ -78,7 +129,7 @@ impl Proof {
                 value,
             } => {
                 let held = memory.upgrade();
-                held.is_some() && (word.load64(0).wrapping_sub(*value) as i64) >= 0
+                held.is_some() && reached(word.load64(0), *value)
             }
             Proof::Event(event) => event.is_done().unwrap_or(false),
         }
@@ -87,7 +138,9 @@ impl Proof {
     /// Whether it can never hold, because the memory of its word is freed.
     fn is_lost(&self) -> bool {
         match self {
-            Proof::Mark { memory, .. } | Proof::Word { memory, .. } => memory.upgrade().is_none(),
+            Proof::Mark { memory, .. }
+            | Proof::Word { memory, .. }
+            | Proof::Unmapped { memory, .. } => memory.upgrade().is_none(),
             Proof::Idle | Proof::Earlier | Proof::Event(_) => false,
         }
     }
@@ -161,9 +214,10 @@ impl Waiting {
 
     /// Whether a stream is known to wait.
     pub fn any(&self) -> bool {
+        let mut read = Vec::new();
         self.slots.iter().any(|slot| {
             let state = slot.state.lock();
-            slot.owner.load(Ordering::Relaxed) != 0 && !state.is_free()
+            slot.owner.load(Ordering::Relaxed) != 0 && !state.is_free(&mut read)
         })
     }
 
@@ -243,6 +297,7 @@ impl Waiting {
         let (Some(limits), Some(slot)) = (&self.limits, self.slot_of(stream.id())) else {
             return Ok(());
         };
+        let mut read = Vec::new();
         let mut state = slot.state.lock();
         if slot.owner.load(Ordering::Relaxed) != stream.id() {
             return Ok(());
@@ -253,7 +308,9 @@ impl Waiting {
             return Ok(());
         }
         match stream.handle().load() {
-            Some((count, limit)) if count.saturating_add(n) > limit && !state.is_free() => {
+            Some((count, limit))
+                if count.saturating_add(n) > limit && !state.is_free(&mut read) =>
+            {
                 Err(full(stream, operation, count, limit))
             }
             _ => Ok(()),
@@ -269,11 +326,12 @@ impl Waiting {
         proof: Proof,
         limits: &WaitLimits,
     ) -> Result<()> {
+        let mut read = Vec::new();
         for ask in [false, true] {
             for slot in &self.slots {
                 let mut state = slot.state.lock();
                 let free = slot.owner.load(Ordering::Relaxed) == 0;
-                if free || (ask && state.is_free()) {
+                if free || (ask && state.is_free(&mut read)) {
                     *state = SlotState {
                         holder: Holder::Stream(Arc::clone(stream.handle())),
                         proof,
@@ -317,9 +375,11 @@ impl Waiting {
 }
 
 impl SlotState {
-    /// Whether the stream does not wait, and no call is about to enqueue a wait.
-    fn is_free(&self) -> bool {
-        self.held == 0 && self.has_passed()
+    /// Whether the stream does not wait, and no call is about to enqueue a wait. `read` is dropped
+    /// after the lock of the slot is released: the drop of a region's last handle may run code of
+    /// the application, which may need the slot.
+    fn is_free(&self, read: &mut Vec<Region>) -> bool {
+        self.held == 0 && (self.has_passed() || self.proof.reads(read))
     }
 
     /// Whether the stream has passed its last wait. Streams of a lost GPU do not wait any more. On
@@ -400,12 +460,12 @@ impl SlotState {
                 Proof::Earlier => None,
                 // An event costs an allocation. A burst that ends below this needs none: the stream
                 // is idle before the next.
-                Proof::Idle
+                Proof::Idle | Proof::Unmapped { .. }
                     if self.count > limit / 8 * 5 || self.count.saturating_add(n) > limit =>
                 {
                     SlotState::mark(stream)
                 }
-                Proof::Idle => None,
+                Proof::Idle | Proof::Unmapped { .. } => None,
                 _ => Some(std::mem::replace(&mut self.proof, Proof::Earlier)),
             };
             self.earlier = proof.map(|proof| (proof, self.count));

@@ -118,7 +118,8 @@ pub enum Descriptor<'a> {
     /// cyclically), the stream has passed the waits for words in this list, and the library no
     /// longer counts it as waiting. Without this statement it counts as waiting until it is idle.
     PassedBy {
-        /// The word.
+        /// The word, in any memory of the GPU, as for
+        /// [`Stream::launch_waiting`](crate::gpu::Stream::launch_waiting).
         word: &'a Word64,
         /// The value; a cyclically greater value counts too.
         value: u64,

@@ -377,12 +377,8 @@ fn lower_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) ->
         Descriptor::Flush if caps.ordered_writes => {}
         Descriptor::Flush => s.list.push(Op::Flush),
         Descriptor::PassedBy { word, value } => {
-            if let (Some(proof), Ok(mapped)) = (&mut s.proof, word.mapped()) {
-                *proof = Proof::Word {
-                    memory: word.region().downgrade(),
-                    word: mapped,
-                    value,
-                };
+            if let Some(proof) = &mut s.proof {
+                *proof = Proof::by_word(word, value);
             }
         }
         Descriptor::Send(_) | Descriptor::Receive(_) | Descriptor::Wait { .. } => {}
