@@ -1,7 +1,6 @@
-// The sender's kernels of a message by mapped memory, from a stream, into the memory of its receive. One
-// kernel does all of it, with a block for each message. For longer messages, one kernel waits until
-// the receive is posted, with a block for each message. The next one copies, by any number of blocks;
-// the last of them stores the words.
+// The kernels of a message by mapped memory that is written into the memory of its receive: the
+// receiver's stream names this memory, and the sender's kernel waits for the name and copies. Any number
+// of blocks for each message.
 #include "mp_flag.hpp"
 #include "mp_tasks.hpp"
 
@@ -11,59 +10,83 @@ namespace mp {
 struct Direct {
     Credit slot;
     u64 place;
+    u64 found;
     u64 ready;
     u64 info;
-    u64 go;
     u64 lost;
-    u64 to;
     u64 from;
     u64 len;
     u64 room;
     u64 lines;
+    u64 room_lines;
     u64 pair;
     u64 result;
     u64 error;
-    u64 done;
-    u64 serial;
+    u64 report;
     u64 number;
+    u64 shares;
 };
 
-// What the kernel that waits leaves to the one that copies, and the number of blocks that have copied their part.
-struct Go {
+struct Name {
+    u64 place;
     u64 to;
-    u32 status;
-    u32 silent;
-    u32 blocks;
-    u32 reserved[3];
+    u64 len;
+    u64 key;
+    u64 lost;
+    u64 number;
+    u64 report;
 };
 
-static_assert(sizeof(Direct) == 168 && sizeof(Go) == 32, "layout");
+struct Await {
+    Credit slot;
+    u64 report;
+};
 
+struct Relay {
+    u64 place;
+    u64 ready;
+    u64 info;
+    u64 number;
+    u64 report;
+};
+
+static_assert(sizeof(Direct) == 152 && sizeof(Name) == 56 && sizeof(Relay) == 40 && sizeof(Await) == 32, "layout");
+
+// Number of looks for a receive before its message is announced.
+#if defined(GDS_SOFT)
+constexpr u32 kPatience = 1;
+#else
+constexpr u32 kPatience = 2 * kLooks;
+#endif
+
+// The memory of a receive.
 struct Place {
+    u64 to;
+    u64 room;
+    u32 key;
+};
+
+// The place that a kernel of the receiver has stored in device memory of this rank, in lines: the halves
+// of its address, those of its length, the high half of the number, and its key.
+GDS_DEVICE bool place_in_lines(u64 lines, u64 number, Place& found) {
+    const u64* at = word_at(lines);
+    // The loads overlap.
+    const gds::Two to = gds::load_two_relaxed_sys(at), len = gds::load_two_relaxed_sys(at + 2);
+    const gds::Two last = gds::load_two_relaxed_sys(at + 4);
+    const u32 low = static_cast<u32>(number), high = static_cast<u32>(number >> 32);
+    if (!have(to, low) || !have(len, low) || !have(last, low) || data_of(last.low) != high) return false;
+    found = {data_of(to), data_of(len), data_of(last.high)};
+    return true;
+}
+
+struct Answer {
     Departure departure;
     u64 to;
 };
 
-// The place that a kernel of the receiver has stored in device memory of this rank, in lines: the halves
-// of its address, those of its length, and the high half of the number.
-GDS_DEVICE bool place_in_lines(const Direct& p, Place& found) {
-    const u64* at = word_at(p.place);
-    // The loads overlap.
-    const u64 a = gds::load_relaxed_sys(at), b = gds::load_relaxed_sys(at + 1);
-    const u64 c = gds::load_relaxed_sys(at + 2), d = gds::load_relaxed_sys(at + 3);
-    const u64 e = gds::load_relaxed_sys(at + 4);
-    const u32 low = static_cast<u32>(p.number), high = static_cast<u32>(p.number >> 32);
-    const bool whole = flag_of(a) == low && flag_of(b) == low && flag_of(c) == low && flag_of(d) == low;
-    if (!whole || e != line(low, high)) return false;
-    const u64 room = static_cast<u64>(data_of(d)) << 32 | data_of(c);
-    const u32 status = p.len > room ? kTruncated : kSuccess;
-    found = {{status, false}, static_cast<u64>(data_of(b)) << 32 | data_of(a)};
-    return true;
-}
-
 // The place and the ready word in host memory: of a receive that the CPU has posted, of one that has
 // ended, and the failure of a lost peer.
-GDS_DEVICE bool place_in_words(const Direct& p, Place& found) {
+GDS_DEVICE bool place_in_words(const Direct& p, Answer& found) {
     const u32 seq = static_cast<u32>(p.number);
     const u64 w = gds::load_acquire_sys(word_at(p.ready));
     if (!reached(w, seq)) return false;
@@ -72,131 +95,171 @@ GDS_DEVICE bool place_in_words(const Direct& p, Place& found) {
     return true;
 }
 
-GDS_DEVICE void announce(const Direct& p) {
-    gds::store_whole_sys(word_at(p.pair), compose(static_cast<u32>(p.number), kAnnounce, p.len));
+// Stores a place in lines.
+GDS_DEVICE void name_place(u64 lines, u64 number, u64 to, u64 room, u64 key) {
+    const u32 low = static_cast<u32>(number);
+    auto two = [&](u32 i, u64 v) {
+        const u32 lower = static_cast<u32>(v), upper = static_cast<u32>(v >> 32);
+        gds::store_two_whole_sys(word_at(lines) + i, line(low, lower), line(low, upper));
+    };
+    two(0, to);
+    two(2, room);
+    two(4, key << 32 | number >> 32);
 }
 
-// Waits until the receive is posted, and announces the message if it is not.
-GDS_DEVICE Place await_place(const Direct& p) {
-    Place found{};
-    u32 looks = 0;
+// Waits until the receive is posted. The first block also looks at the words in host memory, and stores
+// what it finds there in lines for the others: many loads of host memory take long. It announces the
+// message, to a receive that has no room for the message.
+GDS_DEVICE Answer await_place(const Direct& p, bool first) {
+    Answer found{};
+    Place place{};
+    u32 looks = 0, turns = 0;
+    bool by_words = false;
     auto posted = [&] {
-        if (p.place != 0) {
-            if (place_in_lines(p, found)) return true;
-            if (looks++ % kLooks != 0) return false;
+        const bool named = place_in_lines(p.place, p.number, place);
+        if (named || (!first && place_in_lines(p.found, p.number, place))) {
+            found = {{p.len > place.room ? kTruncated : kSuccess, false}, place.to};
+            return true;
         }
-        return place_in_words(p, found);
+        if (!first || ++looks % kLooks != 0) return false;
+        return by_words = place_in_words(p, found);
     };
-    if (posted()) {
-        await_words_before(p.slot);
-    } else {
-        // The failure of a lost peer ends the second wait as well.
-        if (await_credit(p.slot)) {
-            // The message before in the slot may be of an earlier kernel, whose words come first.
-            if (p.slot.taken != 0) gds::await_earlier_work();
-            announce(p);
+    // A receive that is posted meanwhile needs no announcement, which is a store to host memory.
+    GDS_SPIN_UNTIL(posted() || (first && ++turns >= kPatience), 0);
+    if (found.departure.status == 0) {
+        bool here = false;
+        // The slot of a receive that is posted is free, though the credit may come later. The failure of a
+        // lost peer ends the second wait as well.
+        if (await_credit(p.slot, [&] { return here = posted(); }) && !here) {
+            gds::store_whole_sys(word_at(p.pair), compose(static_cast<u32>(p.number), kAnnounce, p.len));
         }
-        GDS_SPIN_UNTIL(posted(), 0);
+        if (!here) GDS_SPIN_UNTIL(posted(), 0);
     }
+    // Without success, the other blocks find no room.
+    if (by_words && p.shares > 1) name_place(p.found, p.number, found.to, found.to != 0 ? p.len : 0, 0);
     return found;
 }
 
-// The place, unless the peer was given up: the memory of its receives is then no longer theirs.
-GDS_DEVICE Place unless_lost(const Direct& p, const Place& place) {
-    if (place.departure.status != kSuccess || gds::load_acquire_sys(word_at(p.lost)) == 0) return place;
+// The answer, unless the peer was given up: the memory of its receives is then no longer theirs.
+GDS_DEVICE Answer unless_lost(const Direct& p, const Answer& a) {
+    if (a.departure.status != kSuccess || gds::load_acquire_sys(word_at(p.lost)) == 0) return a;
     return {{failure(parse(gds::load_acquire_sys(word_at(p.ready)))), true}, 0};
 }
 
-GDS_DEVICE void pass_on(const Direct& p) {
-    if (threadIdx.x != 0) return;
-    const Place found = await_place(p);
-    gds::await_earlier_work();
-    gds::launch_dependents();
-    Go* go = reinterpret_cast<Go*>(p.go);
-    go->to = found.to;
-    go->status = found.departure.status;
-    go->silent = found.departure.silent;
-}
-
-// Whether all blocks have copied their part, and this is the last: it sees what they have written.
-GDS_DEVICE bool is_last(Go* go) {
-    // The threads of the block have passed a barrier.
-    gds::fence_sys();
-    if (gridDim.x == 1) return true;
-    if (atomicAdd(&go->blocks, 1u) != gridDim.x - 1) return false;
-    go->blocks = 0;
-    gds::fence_sys();
-    return true;
-}
-
-// Shows the message to a kernel that polls the flagged room.
-GDS_DEVICE void show(const Direct& p, u32 low, u32 high) {
-    const Room r{p.room, low, high};
-    gds::store_whole_sys(r.payload(0), line(low, static_cast<u32>(p.len)));
-    gds::store_whole_sys(r.payload(1), line(low, static_cast<u32>(p.len >> 32)));
-    gds::store_whole_sys(r.head(0), line(low, kElsewhere));
-    gds::store_whole_sys(r.head(1), line(low, high));
-    GDS_NO_UNROLL
-    for (u64 i = 2; i < p.lines; i++) gds::store_whole_sys(r.payload(i), line(low, 0));
-}
-
-// Stores the words, behind the payload of all blocks.
-GDS_DEVICE void end(const Direct& p, const Departure& d) {
-    const u32 low = static_cast<u32>(p.number), high = static_cast<u32>(p.number >> 32);
-    const bool good = d.status == kSuccess;
-    if (good) show(p, low, high);
+// The request ends with a failure. A receive that waits for the words finds them.
+GDS_DEVICE void fail(const Direct& p, const Departure& d) {
     if (!d.silent) {
-        const u64 w = compose(low, good ? kDirect : kTooLong, p.len);
+        const u64 w = compose(static_cast<u32>(p.number), kTooLong, p.len);
         gds::store_whole_sys(word_at(p.pair), w);
         gds::store_whole_sys(word_at(p.pair) + 1, w);
     }
-    if (!good) finish(p.result, p.error, d.status, p.len);
-    gds::store_release_sys(word_at(p.done), p.serial);
+    finish(p.result, p.error, d.status, p.len);
 }
 
 GDS_DEVICE void direct(const Direct& p) {
-    GDS_SHARED(Place, place);
+    GDS_SHARED(Answer, answer);
     start_next();
-    if (threadIdx.x == 0) {
-        place = unless_lost(p, p.to == 0 ? await_place(p) : Place{{kSuccess, false}, p.to});
-    }
+    const bool first = blockIdx.x == 0;
+    const u32 shares = static_cast<u32>(p.shares);
+    if (threadIdx.x == 0) answer = await_place(p, first);
     if (blockDim.x > 1) __syncthreads();
     gds::await_earlier_work();
-    const Departure d = place.departure;
-    if (d.status == kSuccess) copy(place.to, p.from, p.len, {threadIdx.x, blockDim.x});
-    // The next task of the block stores the place again.
+    // Behind the earlier work: the loss of the peer may have ended that.
+    if (threadIdx.x == 0) answer = unless_lost(p, answer);
+    if (blockDim.x > 1) __syncthreads();
+    const Departure d = answer.departure;
+    const bool good = d.status == kSuccess;
+    const Room r{p.room, static_cast<u32>(p.number), static_cast<u32>(p.number >> 32)};
+    if (good) {
+        // The receive is posted, so the slot is free.
+        const u32 data = kElsewhere | shares;
+        if (first && threadIdx.x == 0) {
+            const u32 low = static_cast<u32>(p.len), high = static_cast<u32>(p.len >> 32);
+            gds::store_two_whole_sys(r.lines(), line(r.low, low), line(r.low, high));
+            write_head(r, data);
+        }
+        if (first) {
+            GDS_NO_UNROLL
+            for (u64 i = kLengthLines + shares + threadIdx.x; i < p.lines; i += blockDim.x) {
+                gds::store_whole_sys(r.lines() + i, line(r.low, 0));
+            }
+        }
+    }
+    const u32 done = for_shares(shares, [&](Share all, u32 share) {
+        if (!good) return;
+        copy(answer.to, p.from, p.len, all);
+        if (blockDim.x > 1) __syncthreads();
+        if (threadIdx.x != 0) return;
+        gds::fence_sys();
+        gds::store_whole_sys(r.lines() + kLengthLines + share, line(r.low, 0));
+    });
+    // The next task of the block stores the answer again.
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
-    gds::fence_sys();
-    end(p, d);
+    if (!good && first) {
+        fail(p, d);
+        // A reader of the report finds the result.
+        gds::fence_sys();
+    }
+    report(p.report, done);
 }
 
-GDS_DEVICE void direct_large(const Direct& p) {
-    gds::await_earlier_work();
+// Names the memory of a receive to kernels of the sender.
+GDS_DEVICE void name(const Name& p) {
     gds::launch_dependents();
-    Go* go = reinterpret_cast<Go*>(p.go);
-    Place place{{kSuccess, false}, p.to};
-    if (p.to == 0) place = {{go->status, go->silent != 0}, go->to};
-    // A block that finds the peer lost precedes the last one, which finds the same.
-    place = unless_lost(p, place);
-    const Departure d = place.departure;
-    const Share all{blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x};
-    if (d.status == kSuccess) copy(place.to, p.from, p.len, all);
-    if (blockDim.x > 1) __syncthreads();
-    if (threadIdx.x == 0 && is_last(go)) end(p, d);
+    gds::await_earlier_work();
+    if (threadIdx.x != 0) return;
+    if (gds::load_acquire_sys(word_at(p.lost)) == 0) name_place(p.place, p.number, p.to, p.len, p.key);
+    report(p.report, 1);
+}
+
+// Waits for the credit of a message whose puts follow.
+GDS_DEVICE void await(const Await& p) {
+    if (threadIdx.x != 0) return;
+    await_credit(p.slot, [] { return false; });
+    report(p.report, 1);
+}
+
+// Waits for a place in lines, and stores it as the place and the ready word in host memory, for a message
+// whose work requests a kernel completes. The words may come first.
+GDS_DEVICE void relay(const Relay& p) {
+    if (threadIdx.x != 0) return;
+    const u32 seq = static_cast<u32>(p.number);
+    Place place{};
+    bool named = false;
+    u32 looks = 0;
+    auto posted = [&] {
+        if ((named = place_in_lines(p.place, p.number, place))) return true;
+        if (++looks % kLooks != 0) return false;
+        return reached(gds::load_acquire_sys(word_at(p.ready)), seq);
+    };
+    GDS_SPIN_UNTIL(posted(), 0);
+    report(p.report, 1);
+    if (!named) return;
+    // As Place::encode writes it (libmp/src/wire/record.rs): the address, the first key, and that there is
+    // one.
+    *word_at(p.info) = place.to;
+    auto* fields = reinterpret_cast<u32*>(p.info);
+    fields[2] = place.key;
+    fields[6] = 1;
+    gds::store_release_sys(word_at(p.ready), compose(seq, kReady, place.room));
 }
 
 template <u32 Capacity>
 using Directs = Tasks<Direct, Capacity>;
+template <u32 Capacity>
+using Names = Tasks<Name, Capacity>;
 
-static_assert(sizeof(Directs<8>) == 1352 && sizeof(Directs<24>) == 4040, "layout");
+static_assert(sizeof(Directs<8>) == 1224 && sizeof(Directs<26>) == 3960, "layout");
+static_assert(sizeof(Names<8>) == 456 && sizeof(Names<73>) == 4096, "layout");
 
 }  // namespace mp
 
 GDS_KERNEL(mp_direct, mp::Direct, p) { mp::direct(p); }
-GDS_KERNEL(mp_direct_all_8, mp::Directs<8>, p) { mp::run_all<mp::direct>(p); }
-GDS_KERNEL(mp_direct_all_24, mp::Directs<24>, p) { mp::run_all<mp::direct>(p); }
-GDS_KERNEL(mp_direct_large, mp::Direct, p) { mp::direct_large(p); }
-GDS_KERNEL(mp_place, mp::Direct, p) { mp::pass_on(p); }
-GDS_KERNEL(mp_place_all_8, mp::Directs<8>, p) { mp::run_all<mp::pass_on>(p); }
-GDS_KERNEL(mp_place_all_24, mp::Directs<24>, p) { mp::run_all<mp::pass_on>(p); }
+GDS_KERNEL(mp_direct_all_8, mp::Directs<8>, p) { mp::share_all<mp::direct>(p); }
+GDS_KERNEL(mp_direct_all_26, mp::Directs<26>, p) { mp::share_all<mp::direct>(p); }
+GDS_KERNEL(mp_name, mp::Name, p) { mp::name(p); }
+GDS_KERNEL(mp_name_all_8, mp::Names<8>, p) { mp::run_all<mp::name>(p); }
+GDS_KERNEL(mp_name_all_73, mp::Names<73>, p) { mp::run_all<mp::name>(p); }
+GDS_KERNEL(mp_await, mp::Await, p) { mp::await(p); }
+GDS_KERNEL(mp_relay, mp::Relay, p) { mp::relay(p); }

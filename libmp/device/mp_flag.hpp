@@ -1,9 +1,14 @@
-// Flagged rooms: memory in which every 8 bytes have their own flag, so that a reader needs no word
-// and no fence behind a payload. A line is flag(32) << 32 | data(32). The flag is the low half of the
-// message's number. Line 0 has the length of the message, line 1 the high half of the number, and
-// the lines behind them have 4 bytes each of the payload. libmp/src/wire/flag.rs has the same format.
-// A message whose payload is in the memory of its receive (mp_direct.cu) has the mark `kElsewhere` in
-// place of its length; the two lines behind line 1 have the halves of the length.
+// Flagged rooms: device memory of the receiver in which every 8 bytes have their own flag, so that a
+// reader needs no word and no fence behind a payload. A line is flag(32) << 32 | data(32). The flag is
+// the low half of the message's number. libmp/src/wire/flag.rs has the same format.
+//
+// The room of a slot has two lines of the head, then lines of the payload with 4 bytes each, an even
+// number of them. The head has the length of the message, or one of two marks, and the high half of
+// the number.
+// - kLong | length: the payload is in the lines of another room, for longer messages.
+// - kElsewhere | n: n blocks of the sender have copied the payload into the memory of the receive
+//   (mp_direct.cu). Two lines behind the head have the halves of the length, and one line for each
+//   block shows that its part is in place.
 #pragma once
 
 #include "mp_copy.hpp"
@@ -12,6 +17,8 @@ namespace mp {
 
 constexpr u32 kHeadLines = 2;
 constexpr u32 kElsewhere = 1u << 31;
+constexpr u32 kLong = 1u << 30;
+constexpr u32 kLengthLines = 2;
 
 // In a dependent launch, a kernel that waits for words of peers: its first warp waits, and meanwhile
 // the next one lets the next launch start behind the end of the earlier work. So at most two kernels
@@ -23,7 +30,7 @@ GDS_DEVICE void start_next() {
     gds::launch_dependents();
 }
 
-// Number of looks at device memory between two at a word in host memory.
+// Number of looks at device memory between two at a word in host memory, which take a bus round trip.
 #if defined(GDS_SOFT)
 // A thread of the soft GPU looks again only when memory has changed.
 constexpr u32 kLooks = 1;
@@ -41,51 +48,84 @@ struct Room {
     u32 low;
     u32 high;
 
-    GDS_DEVICE u64* head(u32 i) const { return word_at(at) + i; }
-    GDS_DEVICE u64* payload(u64 i) const { return word_at(at) + kHeadLines + i; }
+    GDS_DEVICE u64* head() const { return word_at(at); }
+    GDS_DEVICE u64* lines() const { return word_at(at) + kHeadLines; }
 };
 
-// Up to 4 bytes at `from`, of any alignment.
-GDS_DEVICE u32 four(const unsigned char* from, u64 n) {
-    u32 data = 0;
+GDS_DEVICE void write_head(const Room& r, u32 data) {
+    gds::store_two_whole_sys(r.head(), line(r.low, data), line(r.low, r.high));
+}
+
+// Up to 8 bytes at `from`, of any alignment.
+GDS_DEVICE u64 eight(const unsigned char* from, u64 n) {
+    u64 data = 0;
     GDS_NO_UNROLL
-    for (u64 i = 0; i < least(n, 4); i++) data |= static_cast<u32>(from[i]) << 8 * i;
+    for (u64 i = 0; i < least(n, 8); i++) data |= static_cast<u64>(from[i]) << 8 * i;
     return data;
 }
 
-// Writes a message of `len` bytes, and flags without data behind it up to line `lines`.
-GDS_DEVICE void write_room(const Room& r, u64 from, u64 len, u64 lines, Share s) {
+// Writes `len` bytes of payload into lines, and flags without data behind them up to line `last`. Lines
+// are written by twos.
+GDS_DEVICE void write_lines(u64* lines, u32 flag, u64 from, u64 len, u64 last, Share s) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(from);
-    const auto* words = reinterpret_cast<const u32*>(from);
-    const u64 whole = (from & 3) == 0 ? len / 4 : 0, used = (len + 3) / 4;
+    auto store = [&](u64 i, u64 data) {
+        const u32 low = static_cast<u32>(data), high = static_cast<u32>(data >> 32);
+        gds::store_two_whole_sys(lines + 2 * i, line(flag, low), line(flag, high));
+    };
+    const u64 whole = (from & 7) == 0 ? len / 8 : 0, used = (len + 7) / 8;
+    u64 i = s.first;
+    // Four at once, so that the loads overlap.
     GDS_NO_UNROLL
-    for (u64 i = s.first; i < whole; i += s.step) {
-        gds::store_whole_sys(r.payload(i), line(r.low, words[i]));
+    for (; i + 3ull * s.step < whole; i += 4ull * s.step) {
+        const auto* v = reinterpret_cast<const u64*>(bytes);
+        const u64 a = v[i], b = v[i + s.step], c = v[i + 2ull * s.step], d = v[i + 3ull * s.step];
+        store(i, a);
+        store(i + s.step, b);
+        store(i + 2ull * s.step, c);
+        store(i + 3ull * s.step, d);
     }
+    const u64 most = used > (last + 1) / 2 ? used : (last + 1) / 2;
     GDS_NO_UNROLL
-    for (u64 i = whole + s.first; i < used; i += s.step) {
-        gds::store_whole_sys(r.payload(i), line(r.low, four(bytes + 4 * i, len - 4 * i)));
-    }
-    GDS_NO_UNROLL
-    for (u64 i = used + s.first; i < lines; i += s.step) gds::store_whole_sys(r.payload(i), line(r.low, 0));
-    if (s.first == 0) {
-        gds::store_whole_sys(r.head(0), line(r.low, static_cast<u32>(len)));
-        gds::store_whole_sys(r.head(1), line(r.low, r.high));
+    for (; i < most; i += s.step) {
+        u64 data = 0;
+        if (i < whole) {
+            data = reinterpret_cast<const u64*>(bytes)[i];
+        } else if (i < used) {
+            data = eight(bytes + 8 * i, len - 8 * i);
+        }
+        store(i, data);
     }
 }
 
 // The word of the message in the room, if it has arrived, and else 0. The whole number is compared, so
-// memory of any age is no message.
+// memory of any age is no message. Of a message in the memory of its receive, this is the length; its
+// bytes are in place behind `await_blocks`.
 GDS_DEVICE u64 word_in_room(const Room& r) {
-    // The loads overlap.
-    const u64 length = gds::load_relaxed_sys(r.head(0)), high = gds::load_relaxed_sys(r.head(1));
-    if (flag_of(length) != r.low || high != line(r.low, r.high)) return 0;
-    if (data_of(length) != kElsewhere) return compose(r.low, kFlagged, data_of(length));
-    const u64 lower = gds::load_relaxed_sys(r.payload(0)), upper = gds::load_relaxed_sys(r.payload(1));
-    if (flag_of(lower) != r.low || flag_of(upper) != r.low) return 0;
-    // The payload was written before the lines.
-    gds::fence_sys();
-    return compose(r.low, kPlaced, static_cast<u64>(data_of(upper)) << 32 | data_of(lower));
+    const gds::Two head = gds::load_two_relaxed_sys(r.head());
+    if (flag_of(head.low) != r.low || head.high != line(r.low, r.high)) return 0;
+    const u32 data = data_of(head.low);
+    if ((data & kElsewhere) == 0) {
+        return compose(r.low, (data & kLong) != 0 ? kLongRoom : kFlagged, data & ~kLong);
+    }
+    const gds::Two len = gds::load_two_relaxed_sys(r.lines());
+    if (flag_of(len.low) != r.low || flag_of(len.high) != r.low) return 0;
+    return compose(r.low, kPlaced, static_cast<u64>(data_of(len.high)) << 32 | data_of(len.low));
+}
+
+// Waits until the lines of all blocks of the sender show that their parts are in place. `stop` ends
+// the wait; false: it did.
+template <class Stop>
+GDS_DEVICE bool await_blocks(const Room& r, Share s, Stop stop) {
+    const u32 blocks = data_of(gds::load_relaxed_sys(r.head())) & ~kElsewhere;
+    const u64* lines = r.lines() + kLengthLines;
+    bool stopped = false;
+    GDS_NO_UNROLL
+    for (u32 i = s.first; i < blocks && !stopped; i += s.step) {
+        GDS_SPIN_UNTIL(flag_of(gds::load_relaxed_sys(lines + i)) == r.low || (stopped = stop()), 0);
+    }
+    // The bytes were written before the lines.
+    if (s.first < blocks) gds::fence_sys();
+    return !stopped;
 }
 
 // What the kernel of a sender waits for. libmp/src/kernels/params.rs has the same layout, and describes
@@ -94,59 +134,110 @@ struct Credit {
     u64 credit;
     u64 taken;
     u64 before;
-    u64 after;
-    u64 last;
 };
 
-GDS_DEVICE bool at_least(u64 word, u64 value) { return static_cast<long long>(word - value) >= 0; }
-
-// Waits until the words of the message before are stored.
-GDS_DEVICE void await_words_before(const Credit& p) {
-    if (p.after != 0) GDS_SPIN_UNTIL(at_least(gds::load_acquire_sys(word_at(p.after)), p.last), 0);
-}
-
-// Waits until the slot is free. False: the library has released the wait, because the peer is lost.
-GDS_DEVICE bool await_credit(const Credit& p) {
+// Waits until the slot is free; `stop` ends the wait too. False: the library has released the wait, because
+// the peer is lost.
+template <class Stop>
+GDS_DEVICE bool await_credit(const Credit& p, Stop stop) {
+    // Above the number that is waited for, the failure of the peer.
+    constexpr u64 kLost = 1ull << 61;
     const u32 before = static_cast<u32>(p.before);
     u32 looks = 0;
-    u64 w = static_cast<u64>(before) << 48;
+    u64 ahead = 0, w = static_cast<u64>(before) << 48;
     auto credited = [&] {
         if (p.credit != 0) {
-            if (at_least(gds::load_acquire_sys(word_at(p.credit)), p.before)) return true;
-            if (looks++ % kLooks != 0) return false;
+            ahead = gds::load_acquire_sys(word_at(p.credit)) - p.before;
+            if (static_cast<long long>(ahead) >= 0) return true;
+            if (++looks % kLooks != 0) return false;
         }
         return reached(w = gds::load_acquire_sys(word_at(p.taken)), before);
     };
-    if (p.taken != 0) GDS_SPIN_UNTIL(credited(), 0);
+    if (p.taken != 0) GDS_SPIN_UNTIL(stop() || credited(), 0);
+    if (static_cast<long long>(ahead) >= static_cast<long long>(kLost)) return false;
     // The number of the message before is in a failure that its receiver has stored.
-    if (parse(w).kind == kFailed && parse(w).seq != (before & 0xffff)) return false;
-    await_words_before(p);
+    return !(parse(w).kind == kFailed && parse(w).seq != (before & 0xffff));
+}
+
+// Stores bytes [at, at + 8) of a payload, of which [skip, end) are copied to `to`.
+GDS_DEVICE void store_eight(u64 to, u64 skip, u64 end, u64 at, u64 data) {
+    auto* bytes = reinterpret_cast<unsigned char*>(to + at - skip);
+    if (at >= skip && at + 8 <= end && (reinterpret_cast<u64>(bytes) & 7) == 0) {
+        *reinterpret_cast<u64*>(bytes) = data;
+        return;
+    }
+    GDS_NO_UNROLL
+    for (u64 i = 0; i < 8; i++) {
+        if (at + i >= skip && at + i < end) bytes[i] = static_cast<unsigned char>(data >> 8 * i);
+    }
+}
+
+GDS_DEVICE bool have(const gds::Two& v, u32 flag) { return flag_of(v.low) == flag && flag_of(v.high) == flag; }
+
+// Two lines that are of no message with this flag.
+GDS_DEVICE gds::Two none(u32 flag) { return {line(~flag, 0), line(~flag, 0)}; }
+
+GDS_DEVICE u64 data_of(const gds::Two& v) { return static_cast<u64>(data_of(v.high)) << 32 | data_of(v.low); }
+
+// Copies `len` bytes of the payload, from its byte `skip` on. `ahead`: the first lines of this thread,
+// if they were loaded before, else `none`; then `none`. `stop` ends the wait for a line; false: it did.
+template <class Stop>
+GDS_DEVICE bool read_lines(const u64* lines, u32 flag, u64 skip, u64 to, u64 len, Share s, gds::Two& ahead,
+                           Stop stop) {
+    const u64 end = skip + len, last = (end + 7) / 8;
+    u64 i = skip / 8 + s.first;
+    auto load = [&](u64 i) { return gds::load_two_relaxed_sys(lines + 2 * i); };
+#if !defined(GDS_SOFT)
+    // Whole words at aligned addresses. Four at once, so that the loads overlap.
+    const u64 whole = skip == 0 && (to & 7) == 0 ? len / 8 : 0;
+    if (have(ahead, flag) && i < whole) {
+        word_at(to)[i] = data_of(ahead);
+        i += s.step;
+        ahead = none(flag);
+    }
+    GDS_NO_UNROLL
+    for (; i + 3ull * s.step < whole; i += 4ull * s.step) {
+        gds::Two a, b, c, d;
+        bool all;
+        do {
+            a = load(i), b = load(i + s.step), c = load(i + 2ull * s.step), d = load(i + 3ull * s.step);
+            all = have(a, flag) && have(b, flag) && have(c, flag) && have(d, flag);
+        } while (!all && !stop());
+        if (!all) return false;
+        word_at(to)[i] = data_of(a);
+        word_at(to)[i + s.step] = data_of(b);
+        word_at(to)[i + 2ull * s.step] = data_of(c);
+        word_at(to)[i + 3ull * s.step] = data_of(d);
+    }
+#endif
+    GDS_NO_UNROLL
+    for (; i < last; i += s.step) {
+        gds::Two v = ahead;
+        bool stopped = false;
+        GDS_SPIN_UNTIL(have(v, flag) || have(v = load(i), flag) || (stopped = stop()), 0);
+        if (stopped) return false;
+        store_eight(to, skip, end, 8 * i, data_of(v));
+        ahead = none(flag);
+    }
     return true;
 }
 
-// Copies `len` bytes of the payload, from its byte `skip` on. `stop` ends the wait for a line; false:
-// it did.
-template <class Stop>
-GDS_DEVICE bool read_room(const Room& r, u64 skip, u64 to, u64 len, Share s, Stop stop) {
-    auto* bytes = reinterpret_cast<unsigned char*>(to);
-    const u64 end = skip + len;
+// A message is divided into shares: block i of a launch takes the shares i, i + blocks, ... `run` gets the
+// threads of all shares, and the number of the share. Returns the number of shares of this block.
+template <class Run>
+GDS_DEVICE u32 for_shares(u32 shares, Run run) {
+    u32 count = 0;
     GDS_NO_UNROLL
-    for (u64 i = skip / 4 + s.first; i < (end + 3) / 4; i += s.step) {
-        u64 v = 0;
-        bool stopped = false;
-        GDS_SPIN_UNTIL(flag_of(v = gds::load_relaxed_sys(r.payload(i))) == r.low || (stopped = stop()), 0);
-        if (stopped) return false;
-        // The bytes [4 i, 4 i + 4) of the payload, as far as they are requested.
-        if (4 * i >= skip && 4 * i + 4 <= end && ((to + 4 * i - skip) & 3) == 0) {
-            *reinterpret_cast<u32*>(bytes + (4 * i - skip)) = static_cast<u32>(v);
-            continue;
-        }
-        GDS_NO_UNROLL
-        for (u64 at = 4 * i; at < 4 * i + 4; at++) {
-            if (at >= skip && at < end) bytes[at - skip] = static_cast<unsigned char>(v >> 8 * (at & 3));
-        }
+    for (u32 i = blockIdx.x; i < shares; i += gridDim.x) {
+        run(Share{i * blockDim.x + threadIdx.x, shares * blockDim.x}, i);
+        count++;
     }
-    return true;
+    return count;
+}
+
+// Adds to a word in device memory that counts the shares that are done.
+GDS_DEVICE void report(u64 at, u32 shares) {
+    if (at != 0) atomicAdd(word_at(at), static_cast<u64>(shares));
 }
 
 }  // namespace mp

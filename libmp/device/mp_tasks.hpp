@@ -1,5 +1,6 @@
 // Several tasks of a kernel in one launch: block i executes the tasks i, i + blocks, ... Blocks do
-// not wait for each other, and a task is that of a launch of its own.
+// not wait for each other, and a task is that of a launch of its own. In a launch with two dimensions,
+// the second one counts the tasks, and the first one the blocks that share each.
 #pragma once
 
 #include "mp_wire.hpp"
@@ -19,6 +20,12 @@ template <auto run, class Task, u32 Capacity>
 GDS_DEVICE void run_all(const Tasks<Task, Capacity>& p) {
     GDS_NO_UNROLL
     for (u32 i = blockIdx.x; i < p.count; i += gridDim.x) run(p.task[i]);
+}
+
+template <auto run, class Task, u32 Capacity>
+GDS_DEVICE void share_all(const Tasks<Task, Capacity>& p) {
+    GDS_NO_UNROLL
+    for (u32 i = blockIdx.y; i < p.count; i += gridDim.y) run(p.task[i]);
 }
 
 }  // namespace mp

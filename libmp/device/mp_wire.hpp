@@ -20,6 +20,7 @@ enum Kind : u32 {
     kTaken = 7,     // the receiver has taken the payload
     kFlagged = 8,   // the flagged room contains the payload
     kPlaced = 9,    // as kDirect, from the flagged room: no word has it
+    kLongRoom = 10, // as kFlagged, in the room for longer messages: no word has it
     kFailed = 15,   // len is a status
 };
 

@@ -17,8 +17,11 @@
 // gds::load_relaxed_sys(p)          no order
 // gds::store_relaxed_sys(p, v)      no order
 // gds::store_whole_sys(p, v)        64 bits, no order, visible at once in both halves
+// gds::load_two_relaxed_sys(p)      two of 64 bits, aligned to 16 bytes; each is loaded at once
+// gds::store_two_whole_sys(p, a, b) two of 64 bits, aligned to 16 bytes; each is visible at once
 // gds::store_release_sys(p, v)      earlier accesses stay before it
 // gds::fence_sys()                  earlier accesses stay before later ones, system scope
+// gds::fence_gpu()                  the same for observers of this GPU
 // gds::globaltimer_ns()             a clock in nanoseconds, its start unknown
 // gds::launch_dependents()          in a dependent launch: the next one may start
 // gds::await_earlier_work()         in a dependent launch: the earlier work of the stream has ended
@@ -180,6 +183,31 @@ GDS_DEVICE void store_whole_sys(u64* p, u64 v) {
 #endif
 }
 
+struct Two {
+    u64 low, high;
+};
+
+// PTX ISA, memory consistency model, vector data types: a vector access is one of its elements each,
+// without an order.
+GDS_DEVICE Two load_two_relaxed_sys(const u64* p) {
+#if defined(GDS_CUDA)
+    Two v;
+    asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(v.low), "=l"(v.high) : "l"(p) : "memory");
+    return v;
+#else
+    return {load_relaxed_sys(p), load_relaxed_sys(p + 1)};
+#endif
+}
+
+GDS_DEVICE void store_two_whole_sys(u64* p, u64 low, u64 high) {
+#if defined(GDS_CUDA)
+    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(low), "l"(high) : "memory");
+#else
+    store_whole_sys(p, low);
+    store_whole_sys(p + 1, high);
+#endif
+}
+
 GDS_DEVICE void fence_sys() {
 #if defined(GDS_SOFT)
     softgpu_fence();
@@ -187,6 +215,16 @@ GDS_DEVICE void fence_sys() {
     __threadfence_system();
 #else
     asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+}
+
+GDS_DEVICE void fence_gpu() {
+#if defined(GDS_SOFT)
+    softgpu_fence();
+#elif defined(GDS_HIP)
+    __threadfence();
+#else
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #endif
 }
 

@@ -15,7 +15,7 @@ use crate::region::Slice;
 use crate::request::collective::{Collection, awaited, parity};
 use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{On, State};
+use crate::two_sided::{On, State, mark_others};
 use crate::wire::collective::{self, Call};
 
 /// The memory of a stream's call.
@@ -49,6 +49,7 @@ impl TeamHandle {
         let posted = engine.with_room(|| {
             let mut state = engine.lock();
             engine.sweep_if_crowded(&mut state);
+            mark_others(&mut state, stream, 0)?;
             state.requests.reserve(&engine.gpu)?;
             self.enqueue(engine, &mut state, kernels, (call, number), stream, buffers)
         });

@@ -288,13 +288,15 @@ impl Request {
         engine.cancel(&mut state, self.key)
     }
 
-    /// The GPU address of the request's result word, for kernels behind the wait: 64 bits in pinned
-    /// memory, `status << 48 | length`, with the [`gdsync::Status`] (1 is success) and the length
-    /// of the message in bytes. The word of a receive is 0 until the receive has ended. The word of
+    /// The GPU address of the request's result word, for kernels behind the wait: 64 bits,
+    /// `status << 48 | length`, with the [`gdsync::Status`] (1 is success) and the length
+    /// of the message in bytes. The word of a receive holds the result when a stream has passed
+    /// [`Request::wait_on`]; before that its value is undefined. The word of
     /// a send may stay 0 after a success until a call tests the send. The word belongs to the
-    /// request as long as this handle lives.
+    /// request as long as this handle lives. Call it behind `wait_on`: after an earlier call, the
+    /// kernel that receives the message stores the result to host memory, which takes about 1 us.
     pub fn result_word(&self) -> DevicePtr {
-        self.engine().lock().requests.result_addr(self.key)
+        self.engine().lock().requests.shown_result(self.key)
     }
 }
 

@@ -4,8 +4,8 @@
 //! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
 //! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
 //! usual message uses the small size. Both have variants for several messages ([`tasks`]). The third
-//! kernel executes puts by copies ([`Puts`]), short messages to flagged rooms ([`Flag`]) and long ones to
-//! the memory of their receives ([`Direct`]), the fourth gathers and scatters pieces that do
+//! kernel executes puts by copies ([`Puts`]), messages to flagged rooms ([`Flag`]), and messages to the
+//! memory of their receives ([`Direct`]), which another kernel names ([`Name`]). The fourth gathers and scatters pieces that do
 //! not fit a list ([`Pieces`]), the fifth does so for a table of them ([`Moves`]), the sixth ends a
 //! collective call ([`Collect`]).
 
@@ -22,10 +22,10 @@ use crate::error::Result;
 
 pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
-    Credit, Direct, Flag, LATER, MOST_CHUNKS, Moves, POLLS, PUTS, Patch, Pieces, Puts, SEGMENTS,
-    Segment, Stamp, Unpack,
+    Await, Credit, Direct, Flag, IN_HOST, LATER, MOST_CHUNKS, Moves, Name, POLLS, PUTS, Patch,
+    Pieces, Puts, Relay, SEGMENTS, Segment, Stamp, Unpack,
 };
-pub(crate) use tasks::{DIRECTS, FLAGS, PUT_TASKS, Polls, STAMPS, UNPACKS};
+pub(crate) use tasks::{DIRECTS, FLAGS, NAMES, PUT_TASKS, Polls, STAMPS, UNPACKS};
 
 static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
@@ -35,21 +35,25 @@ pub(crate) struct Kernels {
     unpack_1: Kernel,
     unpack_30: Kernel,
     unpack_all_8: Kernel,
-    unpack_all_36: Kernel,
+    unpack_all_26: Kernel,
+    take: Kernel,
+    take_all_8: Kernel,
+    take_all_26: Kernel,
     stamp_1: Kernel,
     stamp_16: Kernel,
     stamp_all_8: Kernel,
     stamp_all_30: Kernel,
     flag: Kernel,
     flag_all_8: Kernel,
-    flag_all_39: Kernel,
+    flag_all_46: Kernel,
     direct: Kernel,
     direct_all_8: Kernel,
-    direct_all_24: Kernel,
-    direct_large: Kernel,
-    place: Kernel,
-    place_all_8: Kernel,
-    place_all_24: Kernel,
+    direct_all_26: Kernel,
+    name: Kernel,
+    name_all_8: Kernel,
+    name_all_73: Kernel,
+    await_credit: Kernel,
+    relay: Kernel,
     put: Kernel,
     put_all_8: Kernel,
     put_all_63: Kernel,
@@ -58,12 +62,14 @@ pub(crate) struct Kernels {
     collect: Kernel,
     /// One block that copies payloads.
     copying: Dims,
-    /// One block that copies up to [`Direct::ALONE`] bytes.
+    /// The largest block that copies a message.
     wide: Dims,
     /// One block that patches work requests.
     patching: Dims,
     /// Maximum number of blocks of several tasks.
     blocks: u32,
+    /// Maximum number of blocks that share a message.
+    shares: u32,
 }
 
 impl Kernels {
@@ -76,28 +82,31 @@ impl Kernels {
         let module = gpu.load(&IMAGE)?;
         let block = |threads: u32| {
             // One thread of the soft GPU copies as fast as many threads.
-            let most = gpu.dims_for(threads.into()).block[0];
-            Dims::linear(1, threads.min(most))
+            Dims::linear(1, if gpu.is_software() { 1 } else { threads })
         };
         Ok(Kernels {
             unpack_1: module.kernel("mp_unpack_1")?,
             unpack_30: module.kernel("mp_unpack_30")?,
             unpack_all_8: module.kernel("mp_unpack_all_8")?,
-            unpack_all_36: module.kernel("mp_unpack_all_36")?,
+            unpack_all_26: module.kernel("mp_unpack_all_26")?,
+            take: module.kernel("mp_take")?,
+            take_all_8: module.kernel("mp_take_all_8")?,
+            take_all_26: module.kernel("mp_take_all_26")?,
             stamp_1: module.kernel("mp_stamp_1")?,
             stamp_16: module.kernel("mp_stamp_16")?,
             stamp_all_8: module.kernel("mp_stamp_all_8")?,
             stamp_all_30: module.kernel("mp_stamp_all_30")?,
             flag: module.kernel("mp_flag")?,
             flag_all_8: module.kernel("mp_flag_all_8")?,
-            flag_all_39: module.kernel("mp_flag_all_39")?,
+            flag_all_46: module.kernel("mp_flag_all_46")?,
             direct: module.kernel("mp_direct")?,
             direct_all_8: module.kernel("mp_direct_all_8")?,
-            direct_all_24: module.kernel("mp_direct_all_24")?,
-            direct_large: module.kernel("mp_direct_large")?,
-            place: module.kernel("mp_place")?,
-            place_all_8: module.kernel("mp_place_all_8")?,
-            place_all_24: module.kernel("mp_place_all_24")?,
+            direct_all_26: module.kernel("mp_direct_all_26")?,
+            name: module.kernel("mp_name")?,
+            name_all_8: module.kernel("mp_name_all_8")?,
+            name_all_73: module.kernel("mp_name_all_73")?,
+            await_credit: module.kernel("mp_await")?,
+            relay: module.kernel("mp_relay")?,
             put: module.kernel("mp_put")?,
             put_all_8: module.kernel("mp_put_all_8")?,
             put_all_63: module.kernel("mp_put_all_63")?,
@@ -109,6 +118,8 @@ impl Kernels {
             patching: block(32),
             // As `moves_of`: one block of the soft GPU executes all tasks.
             blocks: if gpu.is_software() { 1 } else { u32::MAX },
+            // Two blocks of the soft GPU show what more of them would.
+            shares: if gpu.is_software() { 2 } else { u32::MAX },
         })
     }
 
@@ -133,13 +144,17 @@ impl Kernels {
         const { assert!(N == 1 || N == SEGMENTS) };
         debug_assert!(params.segments as usize <= N);
         debug_assert!(params.waits & POLLS != 0 || passed.is_none());
-        let kernel = if N == 1 {
-            &self.unpack_1
-        } else {
-            &self.unpack_30
+        let kernel = match N == 1 {
+            true if params.is_usual() => &self.take,
+            true => &self.unpack_1,
+            false => &self.unpack_30,
         };
         // It awaits the earlier work before it accesses memory that this work may use.
-        let dims = self.copying.dependent();
+        let block = match params.waits & POLLS != 0 {
+            true => self.taking(params),
+            false => self.copying,
+        };
+        let dims = block.grid([params.shares, 1, 1]).dependent();
         // SAFETY: the kernel accesses what `Unpack` names, which the caller guarantees to be valid.
         unsafe {
             match passed {
@@ -190,18 +205,67 @@ impl Kernels {
         Ok(unsafe { stream.launch(&self.put, dims, params.bytes()) }?)
     }
 
-    /// Enqueues the kernel that copies a message of more than [`Direct::ALONE`] bytes, behind
-    /// [`Kernels::place_all`] if that kernel finds the memory of the receive.
+    /// A block that copies `bytes` bytes: a thread for each 8 bytes, up to the largest block.
+    fn block(&self, bytes: u64) -> Dims {
+        let most = self.wide.block[0];
+        let threads = bytes.div_ceil(8).next_multiple_of(32).min(most.into()) as u32;
+        // A block that waits needs two warps.
+        Dims::linear(1, threads.max(64.min(most)))
+    }
+
+    /// A block of a kernel that takes a message in.
+    fn taking<const N: usize>(&self, params: &Unpack<N>) -> Dims {
+        let room = match params.shares {
+            1 => params.slot.into(),
+            shares => params.long_len / u64::from(shares),
+        };
+        self.block(params.capacity.min(room))
+    }
+
+    /// The shares of a message in a long room.
+    pub fn shares_of_flag(&self, len: u64) -> u32 {
+        Flag::shares_of(len).min(self.shares)
+    }
+
+    /// The shares of a message to the memory of its receive; see [`Direct::room_lines`].
+    pub fn shares_of_direct(&self, len: u64, room_lines: u64) -> u32 {
+        Direct::shares_of(len, room_lines).min(self.shares)
+    }
+
+    /// Enqueues the kernel that waits for a credit. `passed`: as for [`Kernels::unpack`].
     ///
     /// # Safety
-    /// As for [`Kernels::unpack`], with [`Direct`].
+    /// As for [`Kernels::unpack`], with [`Await`].
     ///
     /// # Errors
-    /// Those of [`Stream::launch`].
-    pub unsafe fn direct_large(&self, stream: &Stream, params: &Direct) -> Result<()> {
-        let dims = stream.gpu().dims_for(params.len / 64).dependent();
-        // SAFETY: the kernel accesses what `Direct` names, which the caller guarantees to be valid.
-        Ok(unsafe { stream.launch(&self.direct_large, dims, params) }?)
+    /// Those of [`Stream::launch_waiting`].
+    pub unsafe fn await_credit(
+        &self,
+        stream: &Stream,
+        params: &Await,
+        passed: (&Word64, u64),
+    ) -> Result<()> {
+        let (kernel, dims) = (&self.await_credit, Dims::linear(1, 1));
+        // SAFETY: the kernel accesses what `Await` names, which the caller guarantees to be valid.
+        Ok(unsafe { stream.launch_waiting(kernel, dims, params, Some(passed)) }?)
+    }
+
+    /// Enqueues the kernel that waits until a receive is named. `passed`: as for [`Kernels::unpack`].
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Relay`].
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch_waiting`].
+    pub unsafe fn relay(
+        &self,
+        stream: &Stream,
+        params: &Relay,
+        passed: (&Word64, u64),
+    ) -> Result<()> {
+        let dims = Dims::linear(1, 1);
+        // SAFETY: the kernel accesses what `Relay` names, which the caller guarantees to be valid.
+        Ok(unsafe { stream.launch_waiting(&self.relay, dims, params, Some(passed)) }?)
     }
 
     /// Enqueues the kernel that gathers pieces, or scatters to them behind [`Kernels::unpack`].

@@ -46,30 +46,54 @@ pub(crate) struct Unpack<const N: usize> {
     /// The address of a DIRECT message that was staged, `capacity` bytes of any alignment; or 0 if
     /// it was written to the segments.
     pub staging: u64,
-    /// The flagged room of a FLAGGED message; or 0.
+    /// The flagged room of the message; or 0.
     pub flagged: u64,
+    /// The room for longer messages: lines for `long_len` bytes; or 0.
+    pub long_room: u64,
+    /// See `long_room`.
+    pub long_len: u64,
     /// A 64-bit word in device memory of the sender, which its kernels poll: set to `number`
     /// once the payload was read; or 0.
     pub credit: u64,
+    /// Two 64-bit words in device memory, or 0. The second one gets the request's result, and behind it the
+    /// first one gets `value`, to which the length is added for a success. A success is stored here alone; a
+    /// failure is stored in `consumed` and `result` first.
+    pub ended: u64,
+    /// See `ended`: the low 44 bits are 0.
+    pub value: u64,
+    /// A 32-bit word in device memory that counts the shares that are done: 0 before and after. Not used if
+    /// one block takes all shares.
+    pub count: u64,
     /// Bytes of the slot.
     pub slot: u32,
-    /// The low half of the message's number; its low 16 bits are compared.
-    pub seq: u32,
+    /// The shares into which a long message is divided, at least 1. Blocks of the launch take them in turn.
+    pub shares: u32,
     /// Segments in use, from the first.
     pub segments: u32,
     /// [`POLLS`]: the kernel polls for the word, and for the message in the flagged room; without it,
     /// the word has arrived when the kernel runs. [`LATER`]: `payload` is the address of a word with
-    /// the address of the payload, or with 0, which no EAGER message has.
+    /// the address of the payload, or with 0, which no EAGER message has. [`IN_HOST`]: a segment is in
+    /// host memory.
     pub waits: u32,
-    /// The message's number.
+    /// The message's number; its low 16 bits are compared with those of `word`.
     pub number: u64,
     /// The segments, filled in order.
     pub segment: [Segment; N],
 }
 
+impl<const N: usize> Unpack<N> {
+    /// Whether the kernel for the usual message takes it in: its receive has at most one segment, and ends
+    /// in device memory.
+    pub fn is_usual(&self) -> bool {
+        let polls = self.waits & POLLS != 0 && self.flagged != 0;
+        polls && self.segments <= 1 && self.ended != 0
+    }
+}
+
 /// Bits of [`Unpack::waits`].
 pub(crate) const POLLS: u32 = 1;
 pub(crate) const LATER: u32 = 2;
+pub(crate) const IN_HOST: u32 = 4;
 
 /// The addresses of the fields of a prepared work request, big-endian as the NIC reads them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,86 +168,141 @@ pub(crate) struct Credit {
     pub taken: u64,
     /// The number of the message before in the slot; `taken` has its low 16 bits.
     pub before: u64,
-    /// A 64-bit word, or 0: the kernel waits until it has reached `last`. Another stream has then
-    /// stored the words of the message before.
-    pub after: u64,
-    /// See `after`.
-    pub last: u64,
 }
 
-/// The parameters of the kernel that writes a short message into a flagged room of the receiver, and
-/// both of its words into the mailbox. The room shows the message to a kernel that polls it; the words
-/// show it to all others.
+/// The parameters of the kernel that writes a message into a flagged room of the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
 #[repr(C)]
 pub(crate) struct Flag {
     /// What the kernel waits for. If `taken` then has the failure of a lost peer, the kernel does
     /// nothing.
     pub slot: Credit,
-    /// The 64-bit word that is set to `serial` when the message and its words are written.
-    pub done: u64,
-    /// See `done`.
-    pub serial: u64,
+    /// A 64-bit word in device memory, to which each share adds 1 when its part of the payload was read.
+    pub report: u64,
     /// The payload: `len` bytes of any alignment.
     pub from: u64,
-    /// The room: two lines of 8 bytes, and as many as `len` needs, or `lines` if they are more.
+    /// The room: two lines of 8 bytes, and, without `long_room`, as many as `len` needs.
     pub room: u64,
-    /// The two 64-bit words.
-    pub pair: u64,
+    /// The room for longer messages: as many lines as `len` needs; or 0.
+    pub long_room: u64,
     /// Bytes of the message.
     pub len: u64,
-    /// The lines that are written behind the first two, or 0: those of the payload.
+    /// The lines of the payload that are written, if they are more than `len` needs.
     pub lines: u64,
     /// The message's number.
     pub number: u64,
+    /// The shares into which the message is divided, at least 1. Blocks of the launch take them in turn.
+    pub shares: u64,
 }
 
-/// The parameters of the kernels that write a message into the memory of its receive. One kernel waits
-/// for the address of this memory, unless `to` has it, and copies; above [`Direct::ALONE`] bytes, a
-/// kernel waits and another one copies. A flagged room shows the message to a kernel that polls the
-/// room, and both of its words show it to all others.
+impl Flag {
+    /// Bytes of a message in a long room that one block takes; of a share of a longer one, at least; and the
+    /// shares at most: two kernels of a stream that wait leave half of the GPU to others.
+    const ALONE: u64 = 16 << 10;
+    const SHARE: u64 = 4 << 10;
+    const MOST_SHARES: u64 = 32;
+
+    /// The shares of a message of `len` bytes in a long room.
+    pub fn shares_of(len: u64) -> u32 {
+        match len <= Flag::ALONE {
+            true => 1,
+            false => len.div_ceil(Flag::SHARE).clamp(1, Flag::MOST_SHARES) as u32,
+        }
+    }
+}
+
+/// The parameters of the kernel that writes a message into the memory of its receive. It waits for the
+/// address of this memory, and copies. A flagged room shows the message.
 ///
 /// If the message cannot be sent, the request ends as for [`Stamp`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
 #[repr(C)]
 pub(crate) struct Direct {
-    /// What the kernel waits for before it announces the message, if the receive is not posted, or
-    /// before it stores the words.
+    /// What the kernel waits for before it announces the message, if the receive is not posted.
     pub slot: Credit,
-    /// Five lines in device memory, in which a kernel of the receiver names the memory of the receive:
-    /// the halves of its address and of its length, and the high half of the number; or 0.
+    /// Six lines in device memory, in which a kernel of the receiver names the memory of the receive:
+    /// the halves of its address and of its length, the high half of the number, and its key.
     pub place: u64,
+    /// Six lines in device memory for the blocks of the launch: the first one stores what `ready` answers.
+    pub found: u64,
     /// The receiver's answer, of 64 bits in host memory: the kernel waits for it or for the lines.
     pub ready: u64,
     /// The receiver's place, as [`Stamp::info`].
     pub info: u64,
-    /// 32 bytes in device memory that one kernel passes to the next: 0 before the first message.
-    pub go: u64,
-    /// A 64-bit word in device memory: not 0 if the peer was given up, whose memory the kernels then
-    /// leave alone.
+    /// A 64-bit word in device memory: not 0 if the peer was given up, whose memory the kernel then
+    /// leaves alone.
     pub lost: u64,
-    /// The memory of the receive, or 0: a kernel waits for its address.
-    pub to: u64,
     /// The payload: `len` bytes of any alignment.
     pub from: u64,
     /// See `from`.
     pub len: u64,
-    /// The flagged room: four lines, and as many as `lines` has behind the first two.
+    /// The flagged room: two lines of the head, two of the length, one for each share, and those of
+    /// `lines`.
     pub room: u64,
-    /// As [`Flag::lines`].
+    /// As [`Flag::lines`], behind those that show the shares.
     pub lines: u64,
-    /// As [`Flag::pair`].
+    /// The lines of the payload that the room has.
+    pub room_lines: u64,
+    /// The two 64-bit words of the message in host memory: for the announcement, and if the message is
+    /// longer than its receive.
     pub pair: u64,
     /// The request's result, of 64 bits, as [`Unpack::result`]; stored only for a failure.
     pub result: u64,
     /// A 32-bit word that keeps the first failure, or 0.
     pub error: u64,
-    /// The 64-bit word that is set to `serial` at the end, with or without a failure.
-    pub done: u64,
-    /// See `done`.
-    pub serial: u64,
+    /// A 64-bit word in device memory, to which each share adds 1 at its end, with or without a failure.
+    pub report: u64,
     /// The message's number.
     pub number: u64,
+    /// As [`Flag::shares`].
+    pub shares: u64,
+}
+
+/// The parameters of the kernel that names the memory of a receive to kernels of the sender.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct Name {
+    /// As [`Direct::place`], in memory of the peer.
+    pub place: u64,
+    /// The memory, as the sender addresses it.
+    pub to: u64,
+    /// Bytes of the memory.
+    pub len: u64,
+    /// Its key at the sender.
+    pub key: u64,
+    /// A 64-bit word in device memory: not 0 if the peer was given up, to which nothing is named then.
+    pub lost: u64,
+    /// The message's number.
+    pub number: u64,
+    /// A 64-bit word in device memory, to which 1 is added at the end.
+    pub report: u64,
+}
+
+/// The parameters of the kernel that waits for the credit of a message, in front of its puts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct Await {
+    /// What it waits for.
+    pub slot: Credit,
+    /// A 64-bit word in device memory, to which 1 is added at the end.
+    pub report: u64,
+}
+
+/// The parameters of the kernel that waits until a receive is named, and stores the name in host memory,
+/// for kernels that find it there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct Relay {
+    /// As [`Direct::place`].
+    pub place: u64,
+    /// As [`Direct::ready`]: the kernel waits for it too, and stores it.
+    pub ready: u64,
+    /// As [`Direct::info`].
+    pub info: u64,
+    /// The message's number.
+    pub number: u64,
+    /// A 64-bit word in device memory, to which 1 is added at the end.
+    pub report: u64,
 }
 
 /// Maximum number of puts of [`Puts`].
@@ -330,21 +409,28 @@ impl Unpack<SEGMENTS> {
 }
 
 impl Direct {
-    /// Maximum number of bytes of a message that one block copies.
-    pub const ALONE: u64 = 64 << 10;
+    /// Lines of the payload that have the length.
+    const LENGTH_LINES: u64 = 2;
+    /// Bytes of a share, at least, and the shares at most: more blocks are not faster on NVLink.
+    const SHARE: u64 = 8 << 10;
+    const MOST_SHARES: u64 = 32;
 
-    /// Whether one kernel waits for the receive, if its memory is unknown, and another one copies.
-    pub fn is_long(&self) -> bool {
-        self.len > Direct::ALONE
+    /// The shares of a message of `len` bytes, of which a room of so many lines shows each.
+    pub fn shares_of(len: u64, room_lines: u64) -> u32 {
+        let shown = room_lines.saturating_sub(Direct::LENGTH_LINES).max(1);
+        let most = shown.min(Direct::MOST_SHARES);
+        len.div_ceil(Direct::SHARE).clamp(1, most) as u32
     }
 }
 
-layout!(Unpack { 96 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
+layout!(Unpack { 136 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
-const _: () = assert!(size_of::<Unpack<1>>() == 112 && size_of::<Unpack<SEGMENTS>>() == 576);
+const _: () = assert!(size_of::<Unpack<1>>() == 152 && size_of::<Unpack<SEGMENTS>>() == 616);
 const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
-const _: () = assert!(size_of::<Flag>() == 104 && align_of::<Flag>() == 8);
-const _: () = assert!(size_of::<Direct>() == 168 && align_of::<Direct>() == 8);
+const _: () = assert!(size_of::<Flag>() == 88 && align_of::<Flag>() == 8);
+const _: () = assert!(size_of::<Direct>() == 152 && align_of::<Direct>() == 8);
+const _: () =
+    assert!(size_of::<Name>() == 56 && size_of::<Relay>() == 40 && size_of::<Await>() == 32);
 const _: () = assert!(size_of::<Pieces>() == 72 && align_of::<Pieces>() == 8);
 const _: () = assert!(size_of::<Moves>() == 16 && align_of::<Moves>() == 8);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

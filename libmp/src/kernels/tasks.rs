@@ -7,7 +7,7 @@ use gdsync::Stream;
 use gdsync::gpu::{Dims, Kernel, Word64};
 use zerocopy::IntoBytes;
 
-use super::{Direct, Flag, Kernels, PUTS, Puts, Stamp, Unpack};
+use super::{Direct, Flag, Kernels, Name, POLLS, PUTS, Puts, Stamp, Unpack};
 use crate::error::Result;
 
 /// Maximum bytes of parameters: the limit of CUDA.
@@ -26,9 +26,11 @@ pub(crate) const STAMPS: usize = most(size_of::<Stamp<1>>());
 /// Maximum number of messages to flagged rooms that one launch writes.
 pub(crate) const FLAGS: usize = most(size_of::<Flag>());
 
-/// Maximum number of messages that one launch writes into the memory of their receives, or whose receives
-/// it waits for.
+/// Maximum number of messages that one launch writes into the memory of their receives.
 pub(crate) const DIRECTS: usize = most(size_of::<Direct>());
+
+/// Maximum number of receives whose memory one launch names.
+pub(crate) const NAMES: usize = most(size_of::<Name>());
 
 /// Maximum number of groups of puts that one launch executes.
 pub(crate) const PUT_TASKS: usize = most(size_of::<Puts<PUTS>>());
@@ -60,6 +62,11 @@ impl<'a> Polls<'a> {
     }
 }
 
+/// A block for each task.
+fn one_each(tasks: u32) -> [u32; 3] {
+    [tasks, 1, 1]
+}
+
 impl Kernels {
     /// Enqueues the receivers' kernel of messages with at most one segment each: a launch for each
     /// [`UNPACKS`] messages.
@@ -72,21 +79,21 @@ impl Kernels {
     pub unsafe fn unpack_all<'t>(
         &self,
         stream: &Stream,
-        tasks: impl Iterator<Item = &'t Unpack<1>>,
+        tasks: impl Iterator<Item = &'t Unpack<1>> + Clone,
         polls: Polls<'_>,
     ) -> Result<()> {
         let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1));
-        let kernels = [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_36];
+        let kernels = match tasks.clone().all(Unpack::is_usual) {
+            true => [&self.take, &self.take_all_8, &self.take_all_26],
+            false => [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_26],
+        };
+        let polled = tasks.clone().filter(|task| task.waits & POLLS != 0);
+        let threads = polled.map(|task| self.taking(task).block[0]).max();
+        let block = threads.map_or(self.copying, |threads| Dims::linear(1, threads));
+        let shares = tasks.clone().map(|task| task.shares);
+        let tasks = tasks.map(Unpack::bytes);
         // SAFETY: the kernels access what `Unpack` names, which the caller guarantees to be valid.
-        unsafe {
-            self.launch_all(
-                stream,
-                kernels,
-                self.copying.dependent(),
-                tasks.map(Unpack::bytes),
-                polls,
-            )
-        }
+        unsafe { self.share_all(stream, kernels, block, tasks, shares, polls) }
     }
 
     /// Enqueues the senders' kernel of messages with at most one work request each: a launch for
@@ -109,7 +116,7 @@ impl Kernels {
             self.launch_all(
                 stream,
                 kernels,
-                self.patching,
+                (self.patching, one_each),
                 tasks.map(Stamp::bytes),
                 Polls::None,
             )
@@ -135,7 +142,7 @@ impl Kernels {
             self.launch_all(
                 stream,
                 kernels,
-                self.copying,
+                (self.copying, one_each),
                 tasks.map(Puts::bytes),
                 Polls::None,
             )
@@ -151,54 +158,80 @@ impl Kernels {
     /// # Errors
     /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
     pub unsafe fn flag_all(&self, stream: &Stream, tasks: &[Flag], polls: Polls<'_>) -> Result<()> {
-        let kernels = [&self.flag, &self.flag_all_8, &self.flag_all_39];
+        let kernels = [&self.flag, &self.flag_all_8, &self.flag_all_46];
+        let longest = tasks.iter().map(|task| task.len / task.shares).max();
+        let block = self.block(longest.unwrap_or(0));
+        let shares = tasks.iter().map(|task| task.shares as u32);
         let tasks = tasks.iter().map(Flag::as_bytes);
         // SAFETY: the kernels access what `Flag` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.copying.dependent(), tasks, polls) }
+        unsafe { self.share_all(stream, kernels, block, tasks, shares, polls) }
     }
 
-    /// Enqueues messages of at most [`Direct::ALONE`] bytes to the memory of their receives, in any order:
-    /// a launch for each [`DIRECTS`] messages.
+    /// Enqueues messages to the memory of their receives, in any order among each
+    /// other: a launch for each [`DIRECTS`] messages.
     ///
     /// # Safety
     /// As for [`Kernels::unpack`], with [`Direct`], with all `tasks`.
     ///
     /// # Errors
     /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
-    pub unsafe fn direct_all<'t>(
+    pub unsafe fn direct_all(
         &self,
         stream: &Stream,
-        tasks: impl Iterator<Item = &'t Direct>,
+        tasks: &[Direct],
         polls: Polls<'_>,
     ) -> Result<()> {
-        let kernels = [&self.direct, &self.direct_all_8, &self.direct_all_24];
-        let tasks = tasks.map(Direct::as_bytes);
+        let kernels = [&self.direct, &self.direct_all_8, &self.direct_all_26];
+        let shares = tasks.iter().map(|task| task.shares as u32);
+        let tasks = tasks.iter().map(Direct::as_bytes);
         // SAFETY: the kernels access what `Direct` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.wide.dependent(), tasks, polls) }
+        unsafe { self.share_all(stream, kernels, self.wide, tasks, shares, polls) }
     }
 
-    /// Enqueues the wait for the receives of longer messages, in any order: a launch for each [`DIRECTS`]
-    /// messages.
+    /// Enqueues the names of the memory of receives, in any order among each other: a launch for each
+    /// [`NAMES`] receives.
     ///
     /// # Safety
-    /// As for [`Kernels::unpack`], with [`Direct`], with all `tasks`.
+    /// As for [`Kernels::unpack`], with [`Name`], with all `tasks`.
     ///
     /// # Errors
     /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
-    pub unsafe fn place_all<'t>(
+    pub unsafe fn name_all(&self, stream: &Stream, tasks: &[Name]) -> Result<()> {
+        let kernels = [&self.name, &self.name_all_8, &self.name_all_73];
+        let tasks = tasks.iter().map(Name::as_bytes);
+        let block = self.patching.dependent();
+        // SAFETY: the kernels access what `Name` names, which the caller guarantees to be valid.
+        unsafe { self.launch_all(stream, kernels, (block, one_each), tasks, Polls::None) }
+    }
+
+    /// As [`Kernels::launch_all`], for tasks that have shares, as dependent launches.
+    ///
+    /// # Safety
+    /// As for [`Kernels::launch_all`].
+    unsafe fn share_all<'t>(
         &self,
         stream: &Stream,
-        tasks: impl Iterator<Item = &'t Direct>,
+        kernels: [&Kernel; 3],
+        block: Dims,
+        tasks: impl Iterator<Item = &'t [u8]>,
+        shares: impl Iterator<Item = u32>,
         polls: Polls<'_>,
     ) -> Result<()> {
-        let kernels = [&self.place, &self.place_all_8, &self.place_all_24];
-        let tasks = tasks.map(Direct::as_bytes);
-        // SAFETY: the kernels access what `Direct` names, which the caller guarantees to be valid.
-        unsafe { self.launch_all(stream, kernels, self.patching.dependent(), tasks, polls) }
+        /// Blocks of the tasks of a launch: all of them are resident, so that none of them waits for the
+        /// end of one that waits for a peer.
+        const MOST: u32 = 128;
+        let (count, most) = shares.fold((0, 1), |(count, most), n| (count + 1, n.max(most)));
+        let most = match count {
+            0 | 1 => most,
+            count => most.min(MOST / count).max(1),
+        };
+        let blocks = |tasks| [most, tasks, 1];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_all(stream, kernels, (block.dependent(), blocks), tasks, polls) }
     }
 
     /// Enqueues tasks of equal length. `kernels`: for one task, for few, and for most; `block`: the
-    /// dimensions of one.
+    /// dimensions of one; `blocks`: those of a launch of so many tasks.
     ///
     /// # Safety
     /// Those of the kernels, with the parameters of the tasks.
@@ -206,7 +239,7 @@ impl Kernels {
         &self,
         stream: &Stream,
         [one, few, large]: [&Kernel; 3],
-        block: Dims,
+        (block, blocks): (Dims, impl Fn(u32) -> [u32; 3]),
         tasks: impl Iterator<Item = &'t [u8]>,
         polls: Polls<'_>,
     ) -> Result<()> {
@@ -226,8 +259,7 @@ impl Kernels {
                 2..=FEW => (few, &args[..HEAD + FEW * len]),
                 _ => (large, &args[..HEAD + most(len) * len]),
             };
-            let blocks = self.blocks.min(count as u32);
-            let dims = block.grid([blocks, 1, 1]);
+            let dims = block.grid(blocks(self.blocks.min(count as u32)));
             // SAFETY: the caller's promise; the parameters have the layout of the kernel.
             unsafe {
                 match polls {

@@ -19,7 +19,7 @@ use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::step::{Step, parity};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{Need, On, State, no_lane};
+use crate::two_sided::{Need, On, State, mark_others, no_lane};
 
 pub(super) const READY: &str = "send ready to neighbours";
 pub(super) const SEND: &str = "send to neighbours";
@@ -234,6 +234,7 @@ impl Engine {
         let launch = |stream: &Stream, _: usize| self.launch(table, stream);
         self.need_kernels(SEND, x.pack.moves.is_empty())?;
         let record = self.with_lanes(x, on, &mut calls, |open| {
+            mark_others(open.state, stream, 0).map_err(refused)?;
             reserve(self, open)?;
             with_plan(open, |open, plan| {
                 if table.is_some() {
@@ -272,6 +273,7 @@ impl Engine {
         let table = x.unpack.tables[landing].as_ref();
         let launch = |stream: &Stream, _: usize| self.launch(table, stream);
         self.with_lanes(x, on, &mut calls, |open| {
+            mark_others(open.state, stream, 0).map_err(refused)?;
             let posted = with_plan(open, |open, plan| {
                 let last = x.words.last();
                 for (peer, put) in x.words.peers.iter().zip(&last.puts) {

@@ -4,7 +4,7 @@ use gdsync::Stream;
 
 use super::{Atomic, Lane, Piece, Span, copy, foreign, nic};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{Credit, Direct, MOST_CHUNKS};
+use crate::kernels::{Credit, Direct, Flag, MOST_CHUNKS, Name, Relay};
 
 const PREPARE: &str = "prepare request";
 
@@ -18,12 +18,22 @@ pub(crate) enum Put {
 impl Put {
     /// Whether its kernel waits for the credit of its message, so that the stream does not.
     pub fn takes_credit(&self) -> bool {
-        matches!(self, Put::Copy(put) if put.is_flagged())
+        matches!(self, Put::Copy(put) if put.takes_credit())
+    }
+
+    /// Whether a kernel reports its end in device memory.
+    pub fn reports(&self) -> bool {
+        matches!(self, Put::Copy(put) if put.reports())
     }
 
     /// Whether its kernel waits for a peer.
     pub fn waits(&self) -> bool {
         matches!(self, Put::Copy(put) if put.waits)
+    }
+
+    /// Whether its kernel waits for a receive.
+    pub fn waits_for_receive(&self) -> bool {
+        matches!(self, Put::Copy(put) if put.waits_for_receive())
     }
 
     /// Whether it is a copy.
@@ -206,52 +216,46 @@ impl<'q, const N: usize> Batch<'q, N> {
 
     /// Prepares a message of at most one piece to a flagged room; see [`copy::Lane::flag`].
     #[inline]
-    pub fn flag(
-        &mut self,
-        piece: Option<Piece<'_>>,
-        to: [Span; 2],
-        number: u64,
-        lines: u64,
-        credit: Credit,
-    ) -> Result<Put> {
-        let made = match to {
-            [Span::Copy(room), Span::Copy(pair)] => by_copy(self.lane, |lane| {
-                lane.flag(piece.map(Piece::copy), [room, pair], number, lines, credit)
-            }),
-            _ => Err(foreign(PREPARE)),
-        };
-        self.keep(made)
-    }
-
-    /// Prepares a message of one piece to the memory of its receive; see [`copy::Lane::direct`].
-    pub fn direct(
-        &mut self,
-        piece: Piece<'_>,
-        to: [Span; 2],
-        known: Option<Span>,
-        params: Direct,
-    ) -> Result<Put> {
-        let known = match known {
-            Some(Span::Copy(known)) => Ok(Some(known)),
-            Some(Span::Nic(_)) => Err(foreign(PREPARE)),
-            None => Ok(None),
-        };
-        let made = known.and_then(|known| match to {
-            [Span::Copy(room), Span::Copy(pair)] => by_copy(self.lane, |lane| {
-                lane.direct(piece.copy(), [room, pair], known, params)
-            }),
-            _ => Err(foreign(PREPARE)),
+    pub fn flag(&mut self, piece: Option<Piece<'_>>, room: Span, params: Flag) -> Result<Put> {
+        let made = self.reporting(room, |lane, room| {
+            lane.flag(piece.map(Piece::copy), room, params)
         });
         self.keep(made)
     }
 
-    /// Prepares a put of words, copied now, without an order; see [`copy::Lane::put_lines`].
-    pub fn put_lines(&mut self, lines: &[u8], to: Span) -> Result<Put> {
-        let made = match to {
-            Span::Copy(to) => by_copy(self.lane, |lane| lane.put_lines(lines, to)),
-            Span::Nic(_) => Err(foreign(PREPARE)),
-        };
+    /// Prepares a message of one piece to the memory of its receive; see [`copy::Lane::direct`].
+    pub fn direct(&mut self, piece: Piece<'_>, room: Span, params: Direct) -> Result<Put> {
+        let made = self.reporting(room, |lane, room| lane.direct(piece.copy(), room, params));
         self.keep(made)
+    }
+
+    /// Prepares the name of a receive's memory; see [`copy::Lane::name`].
+    pub fn name(&mut self, to: Span, params: Name) -> Result<Put> {
+        let made = self.reporting(to, |lane, to| lane.name(to, params));
+        self.keep(made)
+    }
+
+    /// Prepares a wait for the credit of a message; see [`copy::Lane::credit`].
+    pub fn credit(&mut self, slot: Credit) -> Result<Put> {
+        let made = by_copy(self.lane, |lane| lane.credit(slot));
+        self.keep(made)
+    }
+
+    /// Prepares a wait for the name of a receive's memory; see [`copy::Lane::relay`].
+    pub fn relay(&mut self, params: Relay) -> Result<Put> {
+        let made = by_copy(self.lane, |lane| lane.relay(params));
+        self.keep(made)
+    }
+
+    fn reporting(
+        &mut self,
+        to: Span,
+        make: impl FnOnce(&mut copy::Lane, copy::Span) -> Result<copy::Put>,
+    ) -> Result<Put> {
+        match to {
+            Span::Copy(to) => by_copy(self.lane, |lane| make(lane, to)),
+            Span::Nic(_) => Err(foreign(PREPARE)),
+        }
     }
 
     /// As [`Batch::announce`], for words that are read when the put is executed.

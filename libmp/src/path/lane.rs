@@ -77,11 +77,6 @@ impl Lane {
         self.copy.as_ref()?.done_word(put.copy()?)
     }
 
-    /// The word that is set to a value when a copy is done, posted or not.
-    pub fn end_of(&self, put: Put) -> Option<(&Word64, u64)> {
-        Some(self.copy.as_ref()?.end_of(put.copy()?))
-    }
-
     /// Sets where the kernels of a message store a failure; see [`copy::Lane::end_in`].
     pub fn end_in(&mut self, put: Put, result: u64, error: u64) {
         if let (Some(lane), Put::Copy(put)) = (&mut self.copy, put) {
@@ -92,8 +87,9 @@ impl Lane {
     /// Whether a kernel may poll for what arrives through this lane by `path`: words of the NIC, or
     /// messages in `flagged` rooms.
     pub fn may_spin(&self, path: Path, flagged: bool) -> bool {
-        // The word of a copy is in host memory, which a kernel should not poll.
-        (path == Path::Nic || flagged) && self.nic.as_ref().is_some_and(nic::Lane::may_spin)
+        // The word of a copy is in host memory, which a kernel should not poll. There are flagged rooms
+        // only if kernels of the peer run beside those of this rank, and only kernels find messages there.
+        flagged || path == Path::Nic && self.nic.as_ref().is_some_and(nic::Lane::may_spin)
     }
 
     /// Whether kernels of the peer run beside kernels of this rank.

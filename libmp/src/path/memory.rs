@@ -122,6 +122,11 @@ pub(crate) struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
+    /// Its length in bytes.
+    pub fn len(self) -> usize {
+        self.len
+    }
+
     #[inline]
     pub(super) fn nic(self) -> nic::Piece<'a> {
         self.keys.nic.piece(self.offset, self.len)
@@ -229,6 +234,14 @@ pub(crate) enum Span {
 }
 
 impl Span {
+    /// The address, for kernels; 0 for memory that a NIC writes.
+    pub fn addr(&self) -> u64 {
+        match self {
+            Span::Nic(_) => 0,
+            Span::Copy(span) => span.addr(),
+        }
+    }
+
     /// The destination of a rendezvous message: the memory of its receive, on `path`.
     pub fn of(path: Path, place: &Place) -> Result<Span> {
         Ok(match path {

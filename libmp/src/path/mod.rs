@@ -41,7 +41,7 @@ use crate::wire::control::{Control, Shape};
 pub(crate) use batch::{Batch, Put};
 pub use choice::PathChoice;
 pub(crate) use choice::{Can, Choices, Chosen};
-pub(crate) use copy::Exported;
+pub(crate) use copy::{Copier, Exported, Report};
 pub(crate) use ipc::{Named, Shared, export, keys_in, refused};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};
@@ -187,6 +187,16 @@ impl Paths {
 
     pub fn gpu(&self) -> &Gpu {
         self.device().gpu()
+    }
+
+    /// Bytes of the longest message that has room in a long room: above it, a copy into the memory of
+    /// the receive is faster than twice the bytes, on NVLink. Lines of the soft GPU are slow, and few of
+    /// its messages use them.
+    pub fn long_message(&self) -> usize {
+        match self.gpu().is_software() {
+            true => 6 << 10,
+            false => 256 << 10,
+        }
     }
 
     /// The NIC.

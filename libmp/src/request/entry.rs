@@ -142,6 +142,11 @@ pub(crate) struct Incoming {
     pub unadvertised: bool,
     /// Where the stream that posted it has reached it; `None`: no mark is enqueued.
     pub reached: Option<Mark>,
+    /// The value of the word in device memory in which its kernel stores that it has ended; see
+    /// [`Table::make_report`](super::table::Table::make_report).
+    pub ended: Option<u64>,
+    /// Kernels of the application may read its result word in host memory.
+    pub shown: bool,
 }
 
 /// The state of the application's handle.
@@ -323,6 +328,20 @@ impl Entry {
             | Operation::Signal(_)
             | Operation::Step(_)
             | Operation::Collective(_) => false,
+        }
+    }
+
+    /// Whether a kernel stores its end in device memory, and the CPU has not read that.
+    pub fn ends_in_device(&self) -> bool {
+        match &self.operation {
+            Operation::Send(Outgoing {
+                state: SendState::InFlight(put),
+                ..
+            }) => put.reports(),
+            Operation::Receive(receive) => {
+                receive.ended.is_some() && matches!(receive.state, ReceiveState::Claimed(_))
+            }
+            _ => false,
         }
     }
 

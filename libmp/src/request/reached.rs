@@ -1,5 +1,8 @@
-//! How far streams have come. A stream that posts a receive stores a rising count into its word:
-//! another stream, or the CPU, waits for this count, and not for the stream's later work.
+//! How far streams have come. A stream that has posted a receive stores a rising count into its word:
+//! another stream, or the CPU, waits for this count, and not for all later work of the stream. Such a store
+//! delays a message by several microseconds. Under a tag whose receives are taken in by the stream that
+//! posts them, it is enqueued only when it is needed: before the stream waits for another message, or when
+//! another party asks.
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, WeakStream, Word64};
@@ -21,6 +24,9 @@ struct Reach {
     word: Word64,
     /// The count of the newest position.
     count: u64,
+    /// Receives that the stream has posted and not taken in, for which it stores no count; at least their
+    /// number.
+    unmarked: u32,
 }
 
 /// The words of a context's streams.
@@ -44,15 +50,65 @@ impl Reached {
     /// # Errors
     /// `Gdsync` if there is no memory for the word of a new stream.
     pub fn next(&mut self, stream: &WeakStream) -> Result<Mark> {
-        let known = |reach: &Reach| reach.stream.id() == stream.id();
-        let word = match self.streams.iter().position(known) {
-            Some(word) => word,
-            None => self.assign(stream)?,
-        };
+        let word = self.of(stream)?;
         let reach = &mut self.streams[word];
         reach.count += 1;
         let count = reach.count;
         Ok(Mark { word, count })
+    }
+
+    fn of(&mut self, stream: &WeakStream) -> Result<usize> {
+        let known = |reach: &Reach| reach.stream.id() == stream.id();
+        match self.streams.iter().position(known) {
+            Some(word) => Ok(word),
+            None => self.assign(stream),
+        }
+    }
+
+    /// Notes that a stream has posted a receive without a mark.
+    ///
+    /// # Errors
+    /// As [`Reached::next`].
+    #[inline]
+    pub fn note_receive(&mut self, stream: &WeakStream) -> Result<()> {
+        let word = self.of(stream)?;
+        let unmarked = &mut self.streams[word].unmarked;
+        *unmarked = unmarked.saturating_add(1);
+        Ok(())
+    }
+
+    /// Makes a stream store a mark behind a receive that it has posted, if another stream may wait for the
+    /// receive; else, or if the `own` stream has taken in the receives before, notes that it has none.
+    ///
+    /// # Errors
+    /// As [`Reached::mark_on`].
+    #[inline]
+    pub fn note_or_mark(&mut self, stream: &WeakStream, own: bool) -> Result<Option<Mark>> {
+        match own || !self.marks_receives() {
+            true => self.note_receive(stream).map(|()| None),
+            false => self.mark_on(stream),
+        }
+    }
+
+    /// The number of receives of the stream with this number that have no mark, at most.
+    pub fn unmarked(&self, stream: u64) -> u32 {
+        let known = |reach: &&Reach| reach.stream.id() == stream;
+        let reach = self.streams.iter().find(known);
+        reach.map_or(0, |reach| reach.unmarked)
+    }
+
+    /// Notes that the stream with this number has taken in so many receives without a mark.
+    pub fn forget_receives(&mut self, stream: u64, count: u32) {
+        let left = self.unmarked(stream).saturating_sub(count);
+        self.leave_unmarked(stream, left);
+    }
+
+    /// Sets the number of receives without a mark.
+    pub fn leave_unmarked(&mut self, stream: u64, count: u32) {
+        let known = |reach: &&mut Reach| reach.stream.id() == stream;
+        if let Some(reach) = self.streams.iter_mut().find(known) {
+            reach.unmarked = count;
+        }
     }
 
     /// The word of a stream that has ended, or a new one.
@@ -61,6 +117,7 @@ impl Reached {
         let mut streams = self.streams.iter();
         if let Some(at) = streams.position(|reach| reach.stream.has_ended()) {
             self.streams[at].stream = stream.clone();
+            self.streams[at].unmarked = 0;
             return Ok(at);
         }
         // Under the state's lock, as for the words of the request table.
@@ -69,6 +126,7 @@ impl Reached {
             stream: stream.clone(),
             word,
             count: 0,
+            unmarked: 0,
         });
         Ok(self.streams.len() - 1)
     }
@@ -101,20 +159,11 @@ impl Reached {
         Ok(Some(mark))
     }
 
-    /// Whether a stream stores a mark where it posts a receive: another stream may wait for the
-    /// receive. If a stream is created later and waits for it, the mark is stored then.
+    /// Whether another stream may wait for a receive. If a stream is created later and waits for it, the
+    /// mark is stored then.
     #[inline]
     pub fn marks_receives(&self) -> bool {
         self.gpu.stream_count() > 1
-    }
-
-    /// As [`Reached::mark_on`], if [`Reached::marks_receives`].
-    #[inline]
-    pub fn mark_receive(&mut self, stream: &WeakStream) -> Result<Option<Mark>> {
-        match self.marks_receives() {
-            true => self.mark_on(stream),
-            false => Ok(None),
-        }
     }
 }
 

@@ -13,6 +13,7 @@ use super::fault::Fault;
 use super::one_sided::{Releases, SignalWait};
 use super::step::Step;
 use crate::error::{Error, Kind, Result};
+use crate::path::{Copier, Report};
 use crate::wire::word;
 
 pub(crate) type RequestKey = DefaultKey;
@@ -26,11 +27,24 @@ pub(crate) const MAX_REQUESTS: usize = 1 << 16;
 pub(crate) struct Table {
     entries: SlotMap<RequestKey, Entry>,
     chunks: Vec<Vec<Word64>>,
+    /// By chunk: two words in device memory for each entry, in which a kernel stores how a receive ended;
+    /// empty before the first.
+    reports: Vec<Vec<[Report; 2]>>,
+    /// By chunk and entry: the number of receives that used the words.
+    uses: Vec<Vec<u32>>,
     /// Slots of the map that were ever used; the next entry takes one of them or the next slot.
     used: usize,
     /// Sweep when this many entries live.
     sweep_at: usize,
     last_order: u64,
+}
+
+/// The words in device memory in which a kernel stores how a receive ends.
+pub(crate) struct InDevice {
+    /// Reaches `value`, to which the length is added, at the end.
+    pub word: Word64,
+    /// See `word`.
+    pub value: u64,
 }
 
 /// Clears the word of a released entry for the next request. A store wakes devices, so it is done
@@ -51,6 +65,8 @@ impl Table {
         Table {
             entries: SlotMap::new(),
             chunks: Vec::new(),
+            reports: Vec::new(),
+            uses: Vec::new(),
             // Slot 0 is never used.
             used: 1,
             sweep_at: 256,
@@ -190,15 +206,91 @@ impl Table {
         &self.chunks[index(key) / CHUNK][index(key) % CHUNK]
     }
 
-    /// The result that a kernel stored for the request; `None` if there is none yet.
+    /// The words in device memory in which a kernel stores how a receive ends, for its next user.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::alloc`].
+    pub fn make_report(&mut self, key: RequestKey, copier: &Copier) -> Result<InDevice> {
+        let (chunk, at) = (index(key) / CHUNK, index(key) % CHUNK);
+        while self.reports.len() <= chunk {
+            self.reports.push(Vec::new());
+            self.uses.push(Vec::new());
+        }
+        if self.reports[chunk].is_empty() {
+            let all = copier.reports(2 * CHUNK)?;
+            let pairs = all
+                .chunks_exact(2)
+                .map(|pair| [pair[0].clone(), pair[1].clone()]);
+            self.reports[chunk] = pairs.collect();
+            self.uses[chunk] = vec![0; CHUNK];
+        }
+        let uses = &mut self.uses[chunk][at];
+        *uses = uses.wrapping_add(1);
+        let value = word::ended(*uses);
+        // The second word is behind it.
+        let word = self.reports[chunk][at][0].word().clone();
+        Ok(InDevice { word, value })
+    }
+
+    /// The words of [`Table::make_report`], and the value of the first one, of a receive that has them.
+    fn report(&self, key: RequestKey) -> Option<(&[Report; 2], u64)> {
+        let value = self.entries.get(key)?.receive()?.ended?;
+        let report = self
+            .reports
+            .get(index(key) / CHUNK)?
+            .get(index(key) % CHUNK)?;
+        Some((report, value))
+    }
+
+    /// The word and the value that it reaches when a request has ended, for streams.
+    pub fn end_word(&self, key: RequestKey) -> (&Word64, u64) {
+        match self.report(key) {
+            Some(([ended, _], value)) => (ended.word(), value),
+            None => (self.result_word(key), 1),
+        }
+    }
+
+    /// The result that a kernel stored for the request; `None` if there is none yet. `true`: it is in
+    /// device memory alone.
+    pub fn result_and_place(&self, key: RequestKey) -> Option<((Status, u64), bool)> {
+        // A kernel that ends a receive with a failure stores it in host memory first.
+        let report = self.report(key).and_then(|([ended, _], value)| {
+            let len = ended.load().wrapping_sub(value);
+            (len <= word::MAX_LEN).then_some(((Status::SUCCESS, len), true))
+        });
+        let host = word::parse_result(self.result_word(key).load().unwrap_or(0));
+        host.map(|host| (host, false)).or(report)
+    }
+
+    /// As [`Table::result_and_place`], without the place.
     pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
-        word::parse_result(self.result_word(key).load().unwrap_or(0))
+        Some(self.result_and_place(key)?.0)
     }
 
     /// Stores how a request ended.
     pub fn set_result(&self, key: RequestKey, status: Status, len: u64) {
+        let result = word::result(status, len);
         // Pinned memory, which the CPU reaches: it cannot fail.
-        let _ = self.result_word(key).store(word::result(status, len));
+        let _ = self.result_word(key).store(result);
+        if let Some(([ended, own], value)) = self.report(key)
+            && let Err(e) = own
+                .word()
+                .store(result)
+                .and_then(|()| ended.word().store(value))
+        {
+            tracing::debug!(target: "mp", "a stream may wait for a request that has ended: {e}");
+        }
+    }
+
+    /// The address of the word that holds the result, for kernels behind a wait.
+    pub fn shown_result(&mut self, key: RequestKey) -> DevicePtr {
+        if let Some(([_, own], _)) = self.report(key) {
+            return own.word().addr();
+        }
+        if let Some(receive) = self.receive_mut(key) {
+            receive.shown = true;
+        }
+        self.result_addr(key)
     }
 
     /// The address of the result word on the GPU.

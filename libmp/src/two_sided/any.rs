@@ -140,7 +140,7 @@ impl Engine {
         };
         let number = channel.numbers.next();
         common.number = number;
-        channel.refresh_arrival(number);
+        channel.refresh_words(number);
         let announced = matches!(
             channel.first_word(number),
             Some((Some(WordKind::Announce), _))

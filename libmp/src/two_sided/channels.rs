@@ -185,31 +185,33 @@ impl Channels {
     }
 
     /// Handles `Receives`: the peer will receive under `tag`, and has named its mailbox, and its
-    /// rooms and flagged rooms if it has any.
+    /// rooms, flagged rooms and long rooms if it has any.
     pub fn peer_receives(
         &mut self,
         setup: &Setup<'_>,
         tag: u32,
-        [mailbox, rooms, flagged]: [&[Record]; 3],
-        flags: Flags,
+        [mailbox, rooms, flagged, long]: [&[Record]; 4],
+        flags: [Flags; 2],
         out: &mut Vec<Control>,
     ) -> Result<()> {
         let channel = self.send_channel(setup, (tag, false), COUNTERPARTS, out)?;
         channel.open(mailbox, rooms)?;
-        channel.open_flagged(flagged, flags)?;
+        channel.open_flagged([flagged, long], flags)?;
         let made = channel.make_device_block(setup.paths);
+        let from = channel.numbers.next();
         out.extend(made.map(|(record, offset)| Control::DeviceBlock {
             tag,
             block: vec![record],
             offset,
+            from,
         }));
         Ok(())
     }
 
-    /// Handles `Credits`: the peer, which sends under `tag`, has named its credits.
-    pub fn peer_device_block(&mut self, tag: u32, memory: &[Record], offset: u64) -> Result<()> {
+    /// Handles `DeviceBlock`: the peer, which sends under `tag`, has named its device block.
+    pub fn peer_device_block(&mut self, tag: u32, memory: &[Record], at: (u64, u64)) -> Result<()> {
         match self.recvs.get_mut(&tag) {
-            Some(channel) => channel.open_device_block(memory, offset),
+            Some(channel) => channel.open_device_block(memory, at),
             // It was retired.
             None => Ok(()),
         }
@@ -319,10 +321,12 @@ fn sends(tag: u32, channel: &SendChannel) -> Control {
 }
 
 pub(super) fn receives(tag: u32, channel: &RecvChannel) -> Control {
-    let (flagged, flags) = channel.flagged_rooms();
+    let [(flagged, flags), (long, long_flags)] = channel.flagged_rooms();
     Control::Receives {
         flagged,
         flags,
+        long,
+        long_flags,
         tag,
         block: channel.block(),
         rooms: channel.rooms(),
@@ -340,6 +344,12 @@ mod tests {
     use crate::two_sided::config::Config;
     use crate::two_sided::lanes::StreamLanes;
 
+    const FLAGS: [Flags; 2] = [Flags {
+        offset: 0,
+        from: 0,
+        bytes: 0,
+    }; 2];
+
     /// The last control message for the peer: whether it asks for rooms, and the memory.
     fn announced(out: &mut Vec<Control>) -> (bool, Vec<Record>) {
         match out.pop() {
@@ -349,19 +359,20 @@ mod tests {
     }
 
     /// The mailbox and the rooms in the last control message for the peer.
-    fn named(out: &mut Vec<Control>) -> [Vec<Record>; 3] {
+    fn named(out: &mut Vec<Control>) -> [Vec<Record>; 4] {
         match out.pop() {
             Some(Control::Receives {
                 block,
                 rooms,
                 flagged,
+                long,
                 ..
-            }) => [block, rooms, flagged],
+            }) => [block, rooms, flagged, long],
             other => panic!("{other:?}"),
         }
     }
 
-    fn as_slices(memory: &[Vec<Record>; 3]) -> [&[Record]; 3] {
+    fn as_slices(memory: &[Vec<Record>; 4]) -> [&[Record]; 4] {
         memory.each_ref().map(Vec::as_slice)
     }
 
@@ -387,11 +398,11 @@ mod tests {
             b.peer_sends(setup, (7, eager), &block, &mut out).unwrap();
             assert!(b.can_receive(7, true));
             // Credits are addresses that kernels store to: no NIC path has them.
-            b.peer_device_block(7, &[], 0).unwrap();
-            let refused = b.peer_device_block(7, &block, 0).unwrap_err();
+            b.peer_device_block(7, &[], (0, 0)).unwrap();
+            let refused = b.peer_device_block(7, &block, (0, 0)).unwrap_err();
             assert_eq!(refused.kind(), Kind::Protocol);
             let memory = named(&mut out);
-            a.peer_receives(setup, 7, as_slices(&memory), Flags::default(), &mut out)
+            a.peer_receives(setup, 7, as_slices(&memory), FLAGS, &mut out)
                 .unwrap();
             assert!(a.can_send(7, true) && !a.is_opening() && out.is_empty());
             let full = a.send_channel(setup, (8, true), 1, &mut out).err().unwrap();
@@ -400,14 +411,11 @@ mod tests {
             a.recv_channel(setup, (7, true), 1, &mut out).unwrap();
             let other = named(&mut out);
             for memory in [
-                [&other[0], &memory[1], &other[2]],
-                [&memory[0], &other[1], &other[2]],
+                [&other[0], &memory[1], &other[2], &other[3]],
+                [&memory[0], &other[1], &other[2], &other[3]],
             ] {
                 let memory = memory.map(Vec::as_slice);
-                assert!(
-                    a.peer_receives(setup, 7, memory, Flags::default(), &mut out)
-                        .is_err()
-                );
+                assert!(a.peer_receives(setup, 7, memory, FLAGS, &mut out).is_err());
             }
 
             assert_eq!(a.retired(7, true).unwrap_err().kind(), Kind::Protocol);
@@ -434,7 +442,7 @@ mod tests {
             let (eager, block) = announced(&mut out);
             b.peer_sends(setup, (7, eager), &block, &mut out).unwrap();
             let memory = named(&mut out);
-            a.peer_receives(setup, 7, as_slices(&memory), Flags::default(), &mut out)
+            a.peer_receives(setup, 7, as_slices(&memory), FLAGS, &mut out)
                 .unwrap();
             assert!(!eager && memory[1].is_empty());
             assert!(a.can_send(7, false) && !a.can_send(7, true) && !a.is_opening());
@@ -458,7 +466,7 @@ mod tests {
             }
             let (rooms, count) = (named(&mut out), out.len());
             assert!(count == 0 && rooms[0] == memory[0]);
-            a.peer_receives(setup, 7, as_slices(&rooms), Flags::default(), &mut out)
+            a.peer_receives(setup, 7, as_slices(&rooms), FLAGS, &mut out)
                 .unwrap();
             assert!(a.can_send(7, true) && b.can_receive(7, true) && !a.is_opening());
             // A receive of at most the eager limit makes them too.

@@ -1,7 +1,7 @@
 //! Claiming: a stream takes a message in. The stream waits for the message; a kernel after the wait
 //! copies it, acknowledges it to the sender and ends the request.
 
-use gdsync::gpu::Word64;
+use gdsync::gpu::{MemoryKind, Word64};
 use gdsync::{Status, Stream};
 
 use super::channel::RecvChannel;
@@ -9,17 +9,18 @@ use super::engine::Engine;
 use super::packed::{SCATTERS, arrival, scatter_on, staged};
 use super::peer::Need;
 use super::progress::arrived;
-use super::receive::{ANY_RANK, ask_reached};
+use super::receive::{ANY_RANK, ask_reached, mark_others, own_unmarked};
 use super::spec::On;
 use super::state::{Guard, State, known};
 use super::wait::WAIT_ON;
 use crate::error::{Error, Result};
-use crate::kernels::{Kernels, LATER, POLLS, SEGMENTS, Segment, Unpack};
+use crate::kernels::{IN_HOST, Kernels, LATER, POLLS, SEGMENTS, Segment, Unpack};
 use crate::mutant::{Mutant, on};
 use crate::path::{Link, List, Path};
 use crate::plan::Refusal;
+use crate::region::Slice;
 use crate::request::entry::{Common, Incoming, ReceiveState};
-use crate::request::table::RequestKey;
+use crate::request::table::{InDevice, RequestKey};
 use crate::wire::word::{self, WordKind};
 
 impl Engine {
@@ -63,23 +64,45 @@ impl Engine {
         match entry.receive().map(|receive| receive.state) {
             Some(ReceiveState::Posted) => {}
             Some(ReceiveState::Prepared) => return Err(Error::unposted(WAIT_ON)),
-            _ => return self.wait_for_result(&mut state.requests, key, stream),
+            _ => return self.wait_for_result(state, key, stream),
         }
         let kernels = self.kernels(WAIT_ON)?;
         check_peer(state, key)?;
         let posted = posted_by_another(state, key, stream)?;
-        let claimed = self.enqueue_claim(state, key, stream, kernels, posted.as_ref());
+        let own = poster_of(state, key) == Some(stream.id());
+        mark_others(state, stream, own_unmarked(state, key, stream.id()))?;
+        let report = self.report(state, key)?;
+        let claimed = self.enqueue_claim(
+            state,
+            key,
+            stream,
+            kernels,
+            posted.as_ref(),
+            report.as_ref(),
+        );
         if let Err(Refusal { error, torn: false }) = claimed {
             return Err(error);
         }
+        let unmarked = own_unmarked(state, key, stream.id());
+        state.reached.forget_receives(stream.id(), unmarked);
         let (common, receive, channel, link) = state.incoming(key)?;
         (common.order, common.since) = (order, None);
+        channel.side.own = own;
         receive.state = ReceiveState::Claimed(stream.id());
+        receive.ended = report.as_ref().map(|report| report.value);
         if let Err(Refusal { error, .. }) = claimed {
             self.fail_claim(state, key, &error);
             return Err(error);
         }
-        if let Some(run) = channel.count(common.number, lane, Some(stream.id()))
+        let run = if let Some(report) = report {
+            // The kernel returns the credit to kernels, and the library to the CPU of the sender.
+            let run = channel.last_run(lane, stream.id());
+            channel.take_in_device(common.number, stream.id(), report);
+            run
+        } else {
+            channel.count(common.number, lane, Some(stream.id()))
+        };
+        if let Some(run) = run
             && let Some(lane) = link.lane(lane)
             && let Err(e) = channel.credit_on(stream, lane, run)
         {
@@ -97,6 +120,7 @@ impl Engine {
         stream: &Stream,
         kernels: &Kernels,
         posted: Option<&(Word64, u64)>,
+        report: Option<&InDevice>,
     ) -> Result<(), Refusal> {
         let result = state.requests.result_addr(key).0;
         let (common, receive, channel, link) = state.incoming(key)?;
@@ -107,7 +131,10 @@ impl Engine {
             .map_err(Error::from)?;
         let spins = polls(common, channel, link);
         let words = self.result_words(common, receive, result);
-        let passed = (channel.taken(number), word::threshold(number));
+        let passed = match report {
+            Some(report) => (&report.word, report.value),
+            None => (channel.taken(number), word::threshold(number)),
+        };
         let mut list = List::<3>::new();
         if let Some((word, count)) = posted {
             list.wait(word, *count, false);
@@ -123,12 +150,13 @@ impl Engine {
         // keeps the segments until the kernel has stored its result.
         let launched = match common.segments.as_slice().len() {
             0 | 1 => {
-                let params = unpack::<1>(channel, common, receive, words, spins);
+                let params = unpack::<1>(kernels, channel, common, receive, words, spins, report);
                 // SAFETY: the comment above names what keeps the memory alive.
                 unsafe { kernels.unpack(stream, &params, waits) }
             }
             _ => {
-                let params = unpack::<SEGMENTS>(channel, common, receive, words, spins);
+                let params =
+                    unpack::<SEGMENTS>(kernels, channel, common, receive, words, spins, report);
                 // SAFETY: the comment above names what keeps the memory alive.
                 unsafe { kernels.unpack(stream, &params, waits) }
             }
@@ -156,6 +184,22 @@ impl Engine {
             let _ = channel.taken(*number).store(failed);
         }
         self.fail_partly_posted(state, key, e);
+    }
+
+    /// The words in device memory in which the kernel of a receive stores its end, if the kernel polls
+    /// there and no other code needs the words in host memory.
+    pub(super) fn report(&self, state: &mut State, key: RequestKey) -> Result<Option<InDevice>> {
+        let (common, receive, channel, link) = state.incoming(key)?;
+        let polls = polls(common, channel, link) && channel.has_flagged(common.number);
+        // If the sender does not look for the credit in its device block, the stream returns it to host memory.
+        let far = channel.path != Path::Ipc || !channel.credits_in_device(common.number);
+        if !polls || receive.packed.is_some() || receive.shown || far {
+            return Ok(None);
+        }
+        state
+            .requests
+            .make_report(key, self.paths.copier())
+            .map(Some)
     }
 
     /// The word for the result of the kernel of a receive, and the context's error word.
@@ -198,6 +242,12 @@ pub(super) fn check_peer(state: &mut State, key: RequestKey) -> Result<()> {
     Ok(())
 }
 
+/// The stream that posted a request.
+pub(super) fn poster_of(state: &State, key: RequestKey) -> Option<u64> {
+    let stream = state.requests.get(key)?.poster.stream.as_ref();
+    stream.map(|stream| stream.id())
+}
+
 /// The word and the value for which `stream` waits if another stream posted the receive: that stream
 /// may use the memory until it reaches the receive.
 pub(super) fn posted_by_another(
@@ -227,11 +277,13 @@ pub(super) fn posted_by_another(
 /// error word.
 #[inline]
 pub(super) fn unpack<const N: usize>(
+    kernels: &Kernels,
     channel: &RecvChannel,
     common: &Common,
     receive: &Incoming,
     words: [u64; 2],
     waits: bool,
+    report: Option<&InDevice>,
 ) -> Unpack<N> {
     let number = common.number;
     let segments = common.segments.as_slice();
@@ -248,7 +300,18 @@ pub(super) fn unpack<const N: usize>(
         None if on(Mutant::EarlyRoom) => (0, 0),
         None => (channel.room_addr(number), LATER),
     };
-    let waits = later | if waits { POLLS } else { 0 };
+    let in_host = |slice: &Slice| slice.memory().region().kind() != MemoryKind::Device;
+    let host = segments.iter().any(in_host) && report.is_some();
+    let waits = later | if waits { POLLS } else { 0 } | if host { IN_HOST } else { 0 };
+    let (long_room, long_len, count) = channel.long_room(number);
+    let addr = |word: &Word64| word.addr().0;
+    let slot = channel.shape.room() as u32;
+    // A longer message is copied to the receive, and more blocks that poll would slow the copy.
+    let wide = segments.len() <= 1 && common.len > slot.into() && common.len <= long_len;
+    let shares = match waits & POLLS != 0 && wide {
+        true => kernels.shares_of_flag(common.len),
+        false => 1,
+    };
     Unpack {
         word: channel.word(number, common.large).addr().0,
         payload,
@@ -258,9 +321,14 @@ pub(super) fn unpack<const N: usize>(
         capacity: common.len,
         staging: (receive.staging.as_ref()).map_or(0, |m| m.region().addr().0),
         flagged: channel.flagged_addr(number),
+        long_room,
+        long_len,
         credit: channel.credit_addr(number),
-        slot: channel.shape.room() as u32,
-        seq: number as u32,
+        ended: report.map_or(0, |report| addr(&report.word)),
+        value: report.map_or(0, |report| report.value),
+        count,
+        slot,
+        shares,
         segments: segments.len() as u32,
         waits,
         number,

@@ -265,6 +265,7 @@ impl Engine {
         }
         // Numbers restart when a channel was retired and opened again.
         let first_use = channel.side.first_use;
+        let (eager, long) = (self.config.eager_limit as u64, channel.has_long(len));
         self.set_error(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
@@ -273,7 +274,7 @@ impl Engine {
         let Some((key, entry)) = found else {
             // The application dropped the request, which has ended and was removed. A long send had
             // failed already; a short one had succeeded.
-            if len <= self.config.eager_limit as u64 {
+            if len <= eager || long {
                 let name = Name {
                     receive: false,
                     one_sided: None,

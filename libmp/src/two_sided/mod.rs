@@ -63,6 +63,7 @@ mod wait_all;
 mod watch;
 
 pub(crate) use peer::{Need, Peer};
+pub(crate) use receive::mark_others;
 pub(crate) use spec::On;
 pub(crate) use state::{State, no_lane, not_connected};
 pub(crate) use texts::join;

@@ -373,15 +373,24 @@ impl Peer {
                 rooms,
                 flagged,
                 flags,
+                long,
+                long_flags,
                 shape,
             } => {
                 self.agree(setup, *shape)?;
-                let memory = [&block[..], rooms, flagged];
+                let memory = [&block[..], rooms, flagged, long];
+                let flags = [*flags, *long_flags];
                 self.channels
-                    .peer_receives(setup, *tag, memory, *flags, out)?;
+                    .peer_receives(setup, *tag, memory, flags, out)?;
             }
-            Control::DeviceBlock { tag, block, offset } => {
-                self.channels.peer_device_block(*tag, block, *offset)?;
+            Control::DeviceBlock {
+                tag,
+                block,
+                offset,
+                from,
+            } => {
+                let at = (*offset, *from);
+                self.channels.peer_device_block(*tag, block, at)?;
             }
             Control::Retire { tag, next } => {
                 let link = &mut self.link;
@@ -504,6 +513,10 @@ impl Peer {
         let status = failure.status;
         self.standing = Standing::GivenUp(failure);
         self.link.fail(status);
+        // Stored before streams are released.
+        for channel in self.channels.recvs.values() {
+            channel.set_lost();
+        }
         for channel in self.channels.sends.values() {
             channel.release(status);
         }

@@ -9,10 +9,11 @@ use super::config::Full;
 use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::packed::staged;
+use super::receive::{mark_before, mark_others};
 use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
-use crate::path::{Lane, List, MOST_BYTES, Put, uncaptured};
+use crate::path::{Batch, Lane, List, MOST_BYTES, Put, uncaptured};
 use crate::request::entry::{
     Common, Entry, Late, Operation, Outgoing, Segments, SendState, Waiter,
 };
@@ -173,7 +174,30 @@ impl Engine {
 
     /// Posts a send on the stream that it was prepared on.
     fn post_send(&self, state: &mut State, key: RequestKey, stream: &WeakStream) -> Result<()> {
+        let mut credit = None;
+        let posted = self.post_send_behind(state, key, stream, &mut credit);
+        if let (Err(_), Some(credit), Ok((common, _, _, link))) =
+            (&posted, credit, state.outgoing(key))
+            && let Some(lane) = link.lane(common.poster.lane)
+        {
+            // It was posted already, or prepared just now.
+            let _ = lane.abort(credit);
+        }
+        posted
+    }
+
+    /// As [`Engine::post_send`]; `wait`: the put that waits for the credit, once it is prepared.
+    fn post_send_behind(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        stream: &WeakStream,
+        wait: &mut Option<Put>,
+    ) -> Result<()> {
         let result_addr = state.requests.result_addr(key).0;
+        if may_wait(state, key)? {
+            mark_before(state, stream)?;
+        }
         let (common, send, channel, link) = state.outgoing(key)?;
         let Some(lane) = link.lane(common.poster.lane) else {
             return Err(no_lane(POST, common.peer));
@@ -181,11 +205,16 @@ impl Engine {
         let lent = lent(stream)?;
         let stream = &*lent;
         uncaptured(stream, POST)?;
-        let mut list = List::<7>::new();
+        let mut list = List::<8>::new();
         let by_kernel = common.puts.iter().flatten().any(Put::takes_credit);
         let (number, short) = (common.number, !common.large);
-        let lead_in = channel.lead_in(number, short, stream.id(), by_kernel)?;
+        let lead_in = channel.lead_in(number, short, by_kernel)?;
         lead_in.add_to(&mut list);
+        let complete = send.late.as_ref().is_some_and(|late| late.complete);
+        let credit = lead_in.credit.filter(|_| !complete);
+        let credit = credit.map(|credit| Batch::short(&mut *lane).credit(credit));
+        *wait = credit.transpose()?;
+        list.put(wait.iter().copied());
         list.put(common.puts.iter().flatten().copied());
         let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
         if let Some((pieces, staging)) = staged(send.packed.as_deref(), common) {
@@ -292,18 +321,30 @@ impl Engine {
     /// Makes a stream wait until a request has ended.
     pub(crate) fn wait_for_result(
         &self,
-        requests: &mut Table,
+        state: &mut State,
         key: RequestKey,
         stream: &Stream,
     ) -> Result<()> {
+        mark_others(state, stream, 0)?;
+        let requests = &mut state.requests;
         let mut list = List::<1>::new();
         let flush = requests.get(key).is_some_and(Entry::lands_in_device);
-        list.wait(requests.result_word(key), 1, flush);
+        let (word, value) = requests.end_word(key);
+        list.wait(word, value, flush);
         stream.check_room(2)?;
         list.post(stream, None)?;
         let order = requests.next_order();
         note_waiter(requests, key, stream, order, stream.record().ok())
     }
+}
+
+/// Whether the stream of a send may wait for its receive or for its credit.
+pub(super) fn may_wait(state: &mut State, key: RequestKey) -> Result<bool> {
+    let (common, send, channel, _) = state.outgoing(key)?;
+    let plain = send.late.as_ref().is_none_or(|late| late.length.is_none());
+    let plain = plain && common.segments.as_slice().len() == 1;
+    let waits = common.large && !(plain && channel.has_long_room(common.number, common.len));
+    Ok(waits || channel.blocked_by(common.number).is_some())
 }
 
 /// Whether a call may succeed later: it found no room, or a prepared request, which may be of a

@@ -14,14 +14,14 @@ use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::packed::staged;
 use super::peer::Need;
-use super::post::{POST, unposted};
-use super::receive::{ANY_RANK, advertise, check_ready_order};
-use super::send::{announce, by_stream, complete, unstamped};
+use super::post::{POST, may_wait, unposted};
+use super::receive::{ANY_RANK, advertise, check_ready_order, mark_others};
+use super::send::{announce, announce_and_wait, by_stream, complete, unstamped};
 use super::spec::On;
 use super::state::{State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, STAMPS, Stamp};
-use crate::path::{Batch, Path, Put};
+use crate::path::{Batch, Lane, Path, Put};
 use crate::plan::{LaneId, PeerLanes, Plan, Refusal};
 use crate::region::{Memory, Strided};
 use crate::request::entry::{Common, Entry, Operation, Outgoing, Poster, ReceiveState, SendState};
@@ -147,7 +147,13 @@ impl Engine {
     ) -> Result<()> {
         let mut mark = None;
         let decided = self.admit(state, keys, stream, posts).and_then(|()| {
-            if posts.members.iter().any(|member| is_marked(state, member)) {
+            let waits = any_waits(state, stream, posts)?;
+            if waits {
+                mark_others(state, stream, 0)?;
+            }
+            let receives = state.reached.marks_receives() && waits;
+            let marked = |member: &Member| is_marked(state, member, receives);
+            if posts.members.iter().any(marked) {
                 let reached = state.reached.next(&stream.downgrade())?;
                 let (word, count) = state.reached.word(reached);
                 posts.front.push(Part::Store(word.clone(), count));
@@ -164,12 +170,12 @@ impl Engine {
         };
         if let Err(refusal) = posted {
             match refusal.torn {
-                true => self.posted(state, posts, mark, Some(&refusal.error)),
+                true => self.posted(state, stream, posts, mark, Some(&refusal.error)),
                 false => self.restore(state, stream, posts),
             }
             return Err(refusal.error);
         }
-        self.posted(state, posts, mark, None);
+        self.posted(state, stream, posts, mark, None);
         for receive in [true, false] {
             for member in posts.members.iter().filter(|member| member.alone) {
                 if receives(state, member) == receive
@@ -321,7 +327,6 @@ impl Engine {
         }
         let (common, send, channel, link) = state.outgoing(key)?;
         let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
-        let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
         let lane = common.poster.lane;
         if send.late.is_some() || send.packed.is_some() {
             return Ok(None);
@@ -344,8 +349,7 @@ impl Engine {
             posts.members[member].behind = true;
             keep([last].into_iter(), at, &mut posts.made, &mut posts.ready);
             // Its kernel may be behind one that waits for another receive.
-            let busy = channel.sent_before(number, Some(stream)).is_some();
-            if !busy && channel.blocked_by(number).is_none() {
+            if last.waits_for_receive() && channel.blocked_by(number).is_none() {
                 let announced = announce(&mut batch, channel, number, len)?;
                 keep(
                     [announced].into_iter(),
@@ -356,9 +360,17 @@ impl Engine {
             }
             return Ok(Some(last));
         }
-        let last = by_stream(&mut batch, channel, number, segments, len, stream)?;
+        let last = by_stream(&mut batch, channel, number, segments, len)?;
         let by_kernel = last.takes_credit();
-        lead_in(channel, number, true, stream, by_kernel, &mut posts.front)?;
+        let (made, front) = (&mut posts.made, &mut posts.front);
+        lead_in(
+            channel,
+            number,
+            [true, by_kernel],
+            (batch.lane(), at),
+            made,
+            front,
+        )?;
         keep(batch.all(), at, &mut posts.made, &mut posts.front);
         Ok(Some(last))
     }
@@ -374,20 +386,23 @@ impl Engine {
         self.kernels(POST)?;
         let (common, _, channel, link) = state.outgoing(posts.members[member].key)?;
         let (number, rank, lane) = (common.number, common.peer, common.poster.lane);
-        let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
+        let at = LaneId { rank, lane };
+        let of_lane = link.lane(lane).ok_or_else(|| no_lane(POST, rank))?;
+        let (made, front) = (&mut posts.made, &mut posts.front);
         lead_in(
             channel,
             number,
-            !common.large,
-            stream,
-            false,
-            &mut posts.front,
+            [!common.large, false],
+            (&mut *of_lane, at),
+            made,
+            front,
         )?;
         if common.large {
-            let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
-            announce(&mut batch, channel, number, common.len)?;
-            let at = LaneId { rank, lane };
-            keep(batch.all(), at, &mut posts.made, &mut posts.front);
+            let mut batch = Batch::new(of_lane);
+            let front = announce_and_wait(&mut batch, channel, number, common.len)?;
+            for (put, parts) in front.into_iter().zip([&mut posts.front, &mut posts.ready]) {
+                keep(put.into_iter(), at, &mut posts.made, parts);
+            }
             let (ready, value) = (channel.ready(number), word::threshold(number));
             posts.ready.push(Part::Wait(ready.clone(), value));
         }
@@ -401,7 +416,6 @@ impl Engine {
         let (common, send, channel, link) = state.outgoing(key)?;
         let (rank, lane) = (common.peer, common.poster.lane);
         let (number, len, large) = (common.number, common.len, common.large);
-        let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
         let segments = common.segments.as_slice();
         let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
         let stamped = large || send.late.is_some();
@@ -410,7 +424,7 @@ impl Engine {
                 channel.make_stamps(&self.paths)?;
                 unstamped(&mut batch, channel, number, large, segments, len)?
             }
-            false => by_stream(&mut batch, channel, number, segments, len, stream)?,
+            false => by_stream(&mut batch, channel, number, segments, len)?,
         };
         let at = LaneId { rank, lane };
         let [short, long] = &mut posts.stamps;
@@ -499,7 +513,14 @@ impl Engine {
 
     /// Changes the states of the requests that are posted. After an error `e` only the first list
     /// is: sends with parts behind it fail.
-    fn posted(&self, state: &mut State, posts: &Posts, mark: Option<Mark>, e: Option<&Error>) {
+    fn posted(
+        &self,
+        state: &mut State,
+        stream: &Stream,
+        posts: &Posts,
+        mark: Option<Mark>,
+        e: Option<&Error>,
+    ) {
         // The stream waits for all of them in one place.
         let order = state.requests.next_order();
         for member in posts.members.iter().filter(|member| !member.alone) {
@@ -527,6 +548,10 @@ impl Engine {
                 }
                 Operation::Receive(receive) => {
                     receive.reached = mark;
+                    if mark.is_none() && rank != NULL_RANK {
+                        // Without memory for the word of the stream, it is marked when it is asked for.
+                        let _ = state.reached.note_receive(&stream.downgrade());
+                    }
                     receive.state = match rank {
                         ANY_RANK => ReceiveState::Unmatched,
                         _ => ReceiveState::Posted,
@@ -601,11 +626,45 @@ fn is_quiet(state: &mut State, posts: &Posts, stream: &Stream) -> bool {
         })
 }
 
-/// Whether the stream stores a mark for a receive.
-fn is_marked(state: &State, member: &Member) -> bool {
-    let peer = state.requests.get(member.key).map(|entry| entry.peer);
-    let any = peer == Some(ANY_RANK) || state.reached.marks_receives();
-    any && peer != Some(NULL_RANK) && receives(state, member)
+/// Whether the stream may wait for a peer or for another stream at a request of the call.
+fn any_waits(state: &mut State, stream: &Stream, posts: &Posts) -> Result<bool> {
+    for member in &posts.members {
+        let entry = known(&mut state.requests, member.key)?;
+        let (rank, tag, number, large) = (entry.peer, entry.tag, entry.number, entry.large);
+        if matches!(rank, ANY_RANK | NULL_RANK) {
+            continue;
+        }
+        let waits = match (entry.is_receive(), entry.send().is_some()) {
+            (true, _) => {
+                large && {
+                    let channel = state.receiving(rank, tag);
+                    channel.is_some_and(|c| c.taken_before(number, stream.id()).is_some())
+                }
+            }
+            (_, true) => may_wait(state, member.key)?,
+            // A put may follow those of another stream.
+            _ => true,
+        };
+        if waits {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether the stream stores a mark for a receive; `all`: for all receives. The CPU matches a receive from
+/// any rank when the stream has reached it.
+fn is_marked(state: &State, member: &Member, all: bool) -> bool {
+    let Some(entry) = state.requests.get(member.key).filter(|e| e.is_receive()) else {
+        return false;
+    };
+    let own = || {
+        state
+            .receiving(entry.peer, entry.tag)
+            .is_some_and(|c| c.side.own)
+    };
+    let marks = || all || state.reached.marks_receives() && !own();
+    entry.peer == ANY_RANK || entry.peer != NULL_RANK && marks()
 }
 
 /// The pieces that a kernel gathers, and the memory that it packs them into.
@@ -654,14 +713,22 @@ fn keep(
 fn lead_in(
     channel: &SendChannel,
     number: u64,
-    short: bool,
-    stream: u64,
-    by_kernel: bool,
+    [short, by_kernel]: [bool; 2],
+    (lane, at): (&mut Lane, LaneId),
+    made: &mut Vec<(LaneId, Put)>,
     parts: &mut Vec<Part>,
 ) -> Result<()> {
-    let LeadIn { waits, store } = channel.lead_in(number, short, stream, by_kernel)?;
-    let waits = waits.into_iter().flatten();
-    parts.extend(waits.map(|(word, value)| Part::Wait(word.clone(), value)));
+    let mut batch = Batch::short(lane);
+    let LeadIn {
+        wait,
+        credit,
+        store,
+    } = channel.lead_in(number, short, by_kernel)?;
+    if let Some(credit) = credit {
+        let put = batch.credit(credit)?;
+        keep([put].into_iter(), at, made, parts);
+    }
+    parts.extend(wait.map(|(word, value)| Part::Wait(word.clone(), value)));
     parts.extend(store.map(|(word, value)| Part::Store(word.clone(), value)));
     Ok(())
 }
@@ -676,11 +743,9 @@ fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Resu
     let (common, receive, channel, link) = state.incoming(key)?;
     let (number, lane) = (common.number, common.poster.lane);
     check_ready_order(channel, link, number, lane).map_err(|e| e.with_rank(rank))?;
-    if let Some(before) = channel.numbers.previous(number)
-        && !channel.is_free(number)
-    {
-        let taken = channel.taken(number).clone();
-        posts.front.push(Part::Wait(taken, word::threshold(before)));
+    let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
+    if let Some((word, value)) = channel.taken_before(number, stream) {
+        posts.front.push(Part::Wait(word.clone(), value));
     }
     let found = link.lane_and_shared(lane);
     let (of_lane, shared) = found.ok_or_else(|| no_lane(POST, rank))?;

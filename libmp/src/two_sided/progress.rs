@@ -1,6 +1,8 @@
 //! The background work, one round at a time: it advances all requests that have not ended. Once a
 //! millisecond it also looks for failures, returns credits, and runs the watchdog.
 
+use std::time::Duration;
+
 use gds_step::Time;
 use gdsync::Status;
 
@@ -38,6 +40,9 @@ impl Engine {
             done |= self.copy(&mut state);
             let mut keys = std::mem::take(&mut state.keys);
             state.requests.to_advance(&mut keys);
+            if !keys.is_empty() {
+                self.refresh(&mut state, now);
+            }
             (done, keys)
         };
         for slice in keys.chunks(SLICE) {
@@ -69,6 +74,17 @@ impl Engine {
             }
         }
         done
+    }
+
+    /// Reads what kernels have stored in device memory of the end of messages, unless a thread did so a
+    /// short time ago.
+    pub(super) fn refresh(&self, state: &mut State, now: Time) {
+        /// Time between two reads, each of which is a copy of an engine.
+        const APART: Duration = Duration::from_micros(20);
+        if self.paths.maps() && now >= state.last_refresh + APART {
+            self.paths.copier().refresh();
+            state.last_refresh = now;
+        }
     }
 
     /// Executes the CPU's copies.
@@ -129,7 +145,10 @@ impl Engine {
                     if !self.refuse(state, key) {
                         return false;
                     }
-                    if let Some((status, len)) = state.requests.result(key) {
+                    if let Some(((status, len), in_device)) = state.requests.result_and_place(key) {
+                        if in_device && let Ok((common, _, channel, _)) = state.incoming(key) {
+                            channel.set_taken(common.number);
+                        }
                         self.finish(state, key, status, len);
                         return true;
                     }
@@ -279,7 +298,8 @@ impl Engine {
         if let Some(stream) = entry.poster.stream.clone() {
             // The stream may use the memory until it reaches the receive.
             if entry.receive().is_none_or(|receive| !receive.wanted) {
-                return !arrived(state, key) && self.end_with_peer(state, key);
+                let lost = state.given_up(entry.peer).is_some();
+                return lost && !arrived(state, key) && self.end_with_peer(state, key);
             }
             if !ask_reached(state, key, &stream) {
                 return false;
@@ -397,13 +417,13 @@ fn release(state: &State, key: RequestKey, status: Status) -> bool {
     let (number, large) = (entry.number, entry.large);
     // The word may still belong to the previous message, or already to this one. A kernel may wait for
     // the rest of a message that its sender did not finish.
-    let torn = || match channel.first_word(number) {
-        Some((Some(WordKind::Flagged), len)) if channel.has_flagged(number) => {
-            matches!(channel.flagged_payload(number, len as usize), Ok(None))
+    let whole = |w: u64| match word::parse(w) {
+        (_, Some(WordKind::Flagged), len) => {
+            !matches!(channel.flagged_payload(number, len as usize), Ok(None))
         }
-        _ => false,
+        _ => true,
     };
-    if channel.has_come(number, large) && !torn() || !channel.is_free(number) {
+    if channel.arrived(number, large).is_some_and(whole) || !channel.is_free(number) {
         return false;
     }
     let failed = word::word(number, WordKind::Failed, u64::from(status.0));

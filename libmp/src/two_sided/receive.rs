@@ -13,12 +13,12 @@ use super::post::{POST, lent};
 use super::spec::{RecvOp, Source};
 use super::state::{State, known, no_lane, not_connected};
 use crate::error::{Error, Kind, Result};
+use crate::kernels::Name;
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Link, List, Path, Put, Shared};
 use crate::request::entry::{Common, Entry, Incoming, Operation, Poster, ReceiveState};
 use crate::request::reached::Mark;
 use crate::request::table::{RequestKey, Table};
-use crate::wire::flag;
 use crate::wire::word::{self, WordKind};
 
 pub(super) const PREPARE: &str = "prepare receive";
@@ -79,7 +79,7 @@ impl Engine {
                     let need = Need::Recv { tag, eager };
                     let (mut state, lane) = self.ensure(rank, &spec.on, need)?;
                     if spec.on.stream().is_some() {
-                        self.offer_flagged(&mut state, rank, tag);
+                        self.offer_flagged(&mut state, rank, tag, large);
                     }
                     let number = |state: &mut State| {
                         self.number_recv(state, rank, lane, make(), receive(), post)
@@ -99,16 +99,17 @@ impl Engine {
 
     /// Makes flagged rooms for the messages of a tag that streams receive, if the path has them.
     #[inline]
-    fn offer_flagged(&self, state: &mut State, rank: u32, tag: u32) {
+    fn offer_flagged(&self, state: &mut State, rank: u32, tag: u32, large: bool) {
         let Some(peer) = state.peers.get_mut(rank) else {
             return;
         };
         let channel = peer.channels.recvs.get_mut(&tag);
-        let Some(channel) = channel.filter(|channel| channel.lacks_flagged()) else {
+        let Some(channel) = channel.filter(|channel| channel.lacks_flagged(large)) else {
             return;
         };
         let lane = peer.link.lane(0);
-        if lane.is_some_and(|lane| lane.runs_beside_peer()) && channel.make_flagged(&self.paths) {
+        let beside = lane.is_some_and(|lane| lane.runs_beside_peer());
+        if beside && channel.make_flagged(&self.paths, large) {
             let message = receives(tag, channel);
             self.send_control(state, rank, vec![message]);
         }
@@ -144,7 +145,7 @@ impl Engine {
         check_room(channel, &state.requests, rank, tag)?;
         let number = channel.numbers.next();
         state.requests.reserve(&self.gpu)?;
-        channel.refresh_arrival(number);
+        channel.refresh_words(number);
         common.peer = rank;
         common.number = number;
         common.poster.lane = lane;
@@ -153,7 +154,7 @@ impl Engine {
         let silent = !common.large || !here;
         if silent && post {
             if let Some(stream) = &common.poster.stream {
-                receive.reached = state.reached.mark_receive(stream)?;
+                receive.reached = state.reached.note_or_mark(stream, channel.side.own)?;
             }
             common.order = state.requests.next_order();
             receive.state = ReceiveState::Posted;
@@ -171,6 +172,7 @@ impl Engine {
     pub(super) fn post_recv(&self, state: &mut State, key: RequestKey) -> Result<()> {
         let entry = known(&mut state.requests, key)?;
         let (rank, large, poster) = (entry.peer, entry.large, entry.poster.stream.clone());
+        let tag = entry.tag;
         if rank == ANY_RANK {
             let mark = match &poster {
                 Some(stream) => {
@@ -187,14 +189,15 @@ impl Engine {
         }
         if !large || state.given_up(rank).is_some() {
             // A message that a lost peer left is in its slot.
+            let own = state.receiving(rank, tag).is_some_and(|c| c.side.own);
             let mark = match &poster {
-                Some(stream) => state.reached.mark_receive(stream)?,
+                Some(stream) => state.reached.note_or_mark(stream, own)?,
                 None => None,
             };
             set_posted(state, key, ReceiveState::Posted, mark);
             return Ok(());
         }
-        self.post_ready_word(state, key, poster.as_ref())
+        self.post_ready_word(state, key, (rank, tag), poster.as_ref())
     }
 
     /// Posts the address and the ready word of a large receive.
@@ -202,19 +205,27 @@ impl Engine {
         &self,
         state: &mut State,
         key: RequestKey,
+        (rank, tag): (u32, u32),
         poster: Option<&WeakStream>,
     ) -> Result<()> {
+        let number = known(&mut state.requests, key)?.number;
+        let channel = state.receiving(rank, tag);
+        let waits = poster
+            .zip(channel)
+            .is_some_and(|(stream, channel)| channel.taken_before(number, stream.id()).is_some());
+        let own = !waits && channel.is_some_and(|channel| channel.side.own);
         let mark = match poster {
-            Some(stream) if state.reached.marks_receives() => Some(state.reached.next(stream)?),
-            _ => None,
+            Some(stream) => {
+                if waits {
+                    mark_before(state, stream)?;
+                }
+                state.reached.note_or_mark(stream, own)?
+            }
+            None => None,
         };
-        let reached = mark.map(|mark| state.reached.word(mark));
-        let reached = reached.map(|(word, count)| (word.clone(), count));
         let (common, receive, channel, link) = state.incoming(key)?;
-        let (rank, number) = (common.peer, common.number);
         check_ready_order(channel, link, number, common.poster.lane)
             .map_err(|e| e.with_rank(rank))?;
-        let before = channel.numbers.previous(number);
         let free = channel.is_free(number);
         let mut later = None;
         match poster {
@@ -222,14 +233,11 @@ impl Engine {
                 let lane = link.lane(common.poster.lane);
                 let lane = lane.ok_or_else(|| no_lane(POST, rank))?;
                 let stream = &*lent(stream)?;
-                let mut list = List::<5>::new();
-                if let Some((word, count)) = &reached {
-                    list.store(word, *count);
-                }
-                if let Some(before) = before.filter(|_| !free) {
+                let mut list = List::<4>::new();
+                if let Some((word, value)) = channel.taken_before(number, stream.id()) {
                     // A stream will take the previous message of the slot. Until it has, place and
                     // ready word in the sender's memory belong to the receive of that message.
-                    list.wait_for(channel.taken(number), before, false);
+                    list.wait(word, value, false);
                 }
                 list.put(common.puts.iter().flatten().copied());
                 list.post(stream, Some(lane))?;
@@ -333,8 +341,8 @@ fn set_posted(state: &mut State, key: RequestKey, posted: ReceiveState, mark: Op
     }
 }
 
-/// Prepares the puts that advertise the memory of a large receive to its sender, and its ready
-/// word. A stream also stores the place where kernels of the sender poll.
+/// Prepares the puts that advertise the memory of a large receive to its sender: its name, which kernels
+/// of the sender poll, or its place and its ready word in host memory.
 pub(super) fn advertise(
     batch: &mut Batch<'_>,
     shared: &Shared,
@@ -354,7 +362,16 @@ pub(super) fn advertise(
     if common.poster.stream.is_some()
         && let Some(lines) = channel.lines_of_place(common.number)?
     {
-        batch.put_lines(&flag::place(common.number, place.addr, common.len), lines)?;
+        let params = Name {
+            to: place.addr,
+            len: common.len,
+            key: place.keys[0].unwrap_or(0).into(),
+            lost: channel.lost_addr(),
+            number: common.number,
+            ..Name::default()
+        };
+        batch.name(lines, params)?;
+        return Ok(batch.first_three());
     }
     let place = place.encode();
     let ready = word::word(common.number, WordKind::Ready, common.len).to_le_bytes();
@@ -385,6 +402,64 @@ pub(super) fn check_ready_order(
     }
     *channel.ready_put(number) = None;
     Ok(())
+}
+
+/// Stores marks for the receives that a stream has posted and not taken in, before it waits for another
+/// party: for a message, a receive, a credit or a word. `claimed`: the number of those without a mark that
+/// it takes in now.
+#[inline]
+pub(crate) fn mark_others(state: &mut State, stream: &Stream, claimed: u32) -> Result<()> {
+    match lacks_marks(state, stream.id(), claimed) {
+        true => mark_posted(state, &stream.downgrade(), claimed),
+        false => Ok(()),
+    }
+}
+
+fn lacks_marks(state: &State, stream: u64, claimed: u32) -> bool {
+    state.reached.unmarked(stream) > claimed && state.reached.marks_receives()
+}
+
+/// As [`mark_others`], before the wait of a request of `stream`.
+pub(super) fn mark_before(state: &mut State, stream: &WeakStream) -> Result<()> {
+    match lacks_marks(state, stream.id(), 0) {
+        true => mark_posted(state, stream, 0),
+        false => Ok(()),
+    }
+}
+
+#[cold]
+fn mark_posted(state: &mut State, stream: &WeakStream, claimed: u32) -> Result<()> {
+    let mut keys = std::mem::take(&mut state.marked);
+    keys.clear();
+    let open = state.requests.iter().filter(|(_, entry)| {
+        let own = entry.poster.stream.as_ref().map(|poster| poster.id()) == Some(stream.id());
+        let posted =
+            |receive: &Incoming| receive.state == ReceiveState::Posted && receive.reached.is_none();
+        own && entry.receive().is_some_and(posted)
+    });
+    keys.extend(open.map(|(key, _)| key));
+    let mark = match keys.is_empty() {
+        true => Ok(None),
+        false => state.reached.mark_on(stream),
+    };
+    if let Ok(mark) = mark {
+        for key in &keys {
+            if let Some(receive) = state.requests.receive_mut(*key) {
+                receive.reached = mark;
+            }
+        }
+        state.reached.leave_unmarked(stream.id(), claimed);
+    }
+    state.marked = keys;
+    mark.map(drop)
+}
+
+/// The receive of a request, if `stream` has posted it and stores no mark for it: 1, or 0.
+pub(super) fn own_unmarked(state: &State, key: RequestKey, stream: u64) -> u32 {
+    let own =
+        |entry: &&Entry| entry.poster.stream.as_ref().map(|poster| poster.id()) == Some(stream);
+    let receive = state.requests.get(key).filter(own).and_then(Entry::receive);
+    u32::from(receive.is_some_and(|receive| receive.reached.is_none()))
 }
 
 /// Whether the stream that posted a receive has reached it. If no mark is enqueued yet, this

@@ -1,12 +1,12 @@
 //! How a send gets its number and its puts (payload and words), and how a send by the CPU advances.
 
-use gdsync::gpu::WeakStream;
 use gdsync::{Status, Stream};
 
 use super::channel::{SendChannel, WINDOW};
 use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::Need;
+use super::receive::mark_others;
 use super::spec::{SendOp, SizeSource};
 use super::state::{State, not_connected};
 use crate::error::{Error, Kind, Result};
@@ -67,7 +67,7 @@ pub(super) fn plain<const N: usize>(
     put_stamp(batch, channel, number, WordKind::Eager, len)
 }
 
-/// As [`plain`], for a message that the stream with this identifier posts: it goes to a flagged room if it has at
+/// As [`plain`], for a message that a stream posts: it goes to a flagged room if it has at
 /// most one segment and the peer has such rooms.
 #[inline]
 pub(super) fn by_stream<const N: usize>(
@@ -76,11 +76,10 @@ pub(super) fn by_stream<const N: usize>(
     number: u64,
     segments: &[Slice],
     len: u64,
-    stream: u64,
 ) -> Result<Put> {
     if let [] | [_] = segments {
         let piece = segments.first().map(Slice::piece);
-        if let Some(put) = channel.put_flagged(batch, number, piece, stream)? {
+        if let Some(put) = channel.put_flagged(batch, number, piece)? {
             return Ok(put);
         }
     }
@@ -110,9 +109,12 @@ fn post_short(
 ) -> Result<()> {
     let mut list = List::<6>::new();
     let by_kernel = batch.all().any(|put| put.takes_credit());
-    let lead_in = channel.lead_in(number, true, stream.id(), by_kernel)?;
+    let lead_in = channel.lead_in(number, true, by_kernel)?;
     lead_in.add_to(&mut list);
-    list.put(batch.all());
+    let credit = lead_in.credit.map(|credit| batch.credit(credit));
+    let credit = credit.transpose()?;
+    list.put(credit);
+    list.put(batch.all().filter(|put| Some(*put) != credit));
     list.post(stream, Some(batch.lane()))
 }
 
@@ -187,6 +189,12 @@ impl Engine {
         self.sweep_if_crowded(state);
         let order = state.requests.next_order();
         let rank = spec.to;
+        if let Some(stream) = spec.on.stream().filter(|_| post) {
+            let blocked = |c: &SendChannel| c.blocked_by(c.numbers.next()).is_some();
+            if state.sending(rank, spec.tag).is_some_and(blocked) {
+                mark_others(state, stream, 0)?;
+            }
+        }
         let none = || not_connected(PREPARE, rank);
         let peer = state.peers.get_mut(spec.to).ok_or_else(none)?;
         if !peer.can_post(lane, self.need(spec.tag, len)) {
@@ -196,6 +204,7 @@ impl Engine {
         channel.side.last_use = order;
         channel.side.first_use = channel.side.first_use.min(order);
         let number = next_number(channel, rank, spec.tag)?;
+        channel.refresh_ready(number);
         let stream = spec.on.stream();
         state.requests.reserve(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
@@ -225,8 +234,7 @@ impl Engine {
             // Pieces are gathered when the request is posted.
             if post && !large && send.late.is_none() && send.packed.is_none() {
                 let mut batch = Batch::short(lane);
-                let stamp =
-                    by_stream(&mut batch, channel, number, spec.segments, len, stream.id())?;
+                let stamp = by_stream(&mut batch, channel, number, spec.segments, len)?;
                 if let Err(e) = post_short(stream, &mut batch, channel, number) {
                     batch.undo();
                     return Err(e);
@@ -254,7 +262,6 @@ impl Engine {
     ) -> Result<()> {
         let (number, len, large) = (common.number, common.len, common.large);
         let segments = common.segments.as_slice();
-        let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
         let mut batch = Batch::new(lane);
         let whole = large && send.late.is_none();
         if whole && complete(&mut batch, channel, common, now)?.is_some() {
@@ -268,12 +275,13 @@ impl Engine {
         }
         if large || send.late.is_some() {
             channel.make_stamps(&self.paths)?;
-            common.puts[0] = stamped(&mut batch, channel, number, large, segments, len)?;
-            let behind = batch.all().skip(usize::from(large));
+            let front = stamped(&mut batch, channel, number, large, segments, len)?;
+            common.puts[..2].copy_from_slice(&front);
+            let behind = batch.all().skip(front.iter().flatten().count());
             channel.late(send).behind.extend(behind);
         } else {
             let mut batch = Batch::short(lane);
-            by_stream(&mut batch, channel, number, segments, len, stream)?;
+            by_stream(&mut batch, channel, number, segments, len)?;
             common.puts = batch.first_three();
         }
         Ok(())
@@ -300,7 +308,7 @@ impl Engine {
             return Ok(false);
         };
         let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
-        if channel.blocked_by(number).is_some() || channel.sent_before(number, None).is_some() {
+        if channel.blocked_by(number).is_some() {
             return Ok(false);
         }
         let mut batch = Batch::new(lane);
@@ -313,6 +321,7 @@ impl Engine {
             }
             plain(&mut batch, channel, number, segments, len)?;
         } else {
+            channel.find_place(number);
             match channel.reply(number) {
                 None if announced => return Ok(false),
                 None => {
@@ -370,8 +379,8 @@ fn next_number(channel: &SendChannel, rank: u32, tag: u32) -> Result<u64> {
 }
 
 /// Prepares a message whose place or length is known only when the stream reaches it. A large
-/// message has an announcement first. The payload and the stamp, from memory that the kernel
-/// writes, follow the kernel.
+/// message has an announcement first, and may have a kernel that waits for its receive; these are
+/// returned. The payload and the stamp, from memory that the kernel writes, follow the kernel.
 fn stamped(
     batch: &mut Batch<'_>,
     channel: &SendChannel,
@@ -379,13 +388,26 @@ fn stamped(
     large: bool,
     segments: &[Slice],
     len: u64,
-) -> Result<Option<Put>> {
-    let announced = match large {
-        true => Some(announce(batch, channel, number, len)?),
-        false => None,
+) -> Result<[Option<Put>; 2]> {
+    let front = match large {
+        true => announce_and_wait(batch, channel, number, len)?,
+        false => [None; 2],
     };
     unstamped(batch, channel, number, large, segments, len)?;
-    Ok(announced)
+    Ok(front)
+}
+
+/// Prepares the announcement of a large message of a stream, and the kernel that waits for its receive
+/// if a kernel of the peer names that.
+pub(super) fn announce_and_wait(
+    batch: &mut Batch<'_>,
+    channel: &SendChannel,
+    number: u64,
+    len: u64,
+) -> Result<[Option<Put>; 2]> {
+    let announced = announce(batch, channel, number, len)?;
+    let relay = channel.relay(number).map(|params| batch.relay(params));
+    Ok([Some(announced), relay.transpose()?])
 }
 
 /// Prepares the announcement of a large message.
@@ -413,8 +435,8 @@ pub(super) fn direct(
 }
 
 /// Prepares a large message of a stream that needs no announcement of the CPU and no stamp of a kernel,
-/// and returns its last put. Either its receive is known to be posted, which is checked if the message
-/// is posted `now`, or kernels find the memory of the receive.
+/// and returns its last put: it goes to a long room, or its kernel finds the memory of the receive, or
+/// the receive is known to be posted, which is checked if the message is posted `now`.
 pub(super) fn complete(
     batch: &mut Batch<'_>,
     channel: &mut SendChannel,
@@ -422,16 +444,15 @@ pub(super) fn complete(
     now: bool,
 ) -> Result<Option<Put>> {
     let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
-    let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
-    let known = match now {
-        true => channel.known_place(number, len, stream),
-        false => None,
-    };
-    if let [one] = segments
-        && let Some(put) = channel.put_direct(batch, number, one.piece(), known, stream)?
-    {
-        return Ok(Some(put));
+    if let [one] = segments {
+        if let Some(put) = channel.put_flagged(batch, number, Some(one.piece()))? {
+            return Ok(Some(put));
+        }
+        if let Some(put) = channel.put_direct(batch, number, one.piece())? {
+            return Ok(Some(put));
+        }
     }
+    let known = now.then(|| channel.known_place(number, len)).flatten();
     let sent = known.map(|place| direct(batch, channel, number, segments, len, place));
     sent.transpose()
 }

@@ -63,6 +63,8 @@ pub(crate) struct State {
     pub staging: Staging,
     /// A buffer that the rounds reuse.
     pub keys: Vec<RequestKey>,
+    /// As `keys`, for the receives that get a mark.
+    pub marked: Vec<RequestKey>,
     /// As `keys`, for the calls that wait until a window is quiet.
     pub quiets: Vec<RequestKey>,
     /// The buffers of plans.
@@ -75,6 +77,8 @@ pub(crate) struct State {
     /// The start of the last round of the background work.
     pub last_round: Time,
     pub next_slow_round: Time,
+    /// The last read of what kernels have stored in device memory.
+    pub last_refresh: Time,
     pub gone_poll: GonePoll,
     /// Number of windows that were made with all ranks.
     pub windows: u64,
@@ -140,6 +144,7 @@ impl State {
             trash: Trash::default(),
             staging: Staging::default(),
             keys: Vec::new(),
+            marked: Vec::new(),
             quiets: Vec::new(),
             plan: Plan::default(),
             posts: Posts::default(),
@@ -147,6 +152,7 @@ impl State {
             watch: Watch::default(),
             last_round: Time::ZERO,
             next_slow_round: Time::ZERO,
+            last_refresh: Time::ZERO,
             gone_poll: GonePoll::default(),
             windows: 0,
             device_windows: false,

@@ -22,10 +22,10 @@ impl Engine {
             return false;
         };
         let number = common.number;
-        let Ok(w) = channel.word(number, common.large).load() else {
+        let Some(w) = channel.arrived(number, common.large) else {
             return false;
         };
-        if !word::reached(w, number) || !self.refuse(state, key) {
+        if !self.refuse(state, key) {
             return false;
         }
         let Ok((common, receive, channel, link)) = state.incoming(key) else {
@@ -63,8 +63,13 @@ impl Engine {
         };
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = channel.taken(number).store(word::word(number, kind, 0));
+        channel.side.own = false;
         if let Some(run) = channel.count(number, 0, None) {
-            channel.credit_by_cpu(link.lane(0), run);
+            // A kernel may still take an earlier message of the run in.
+            match (run.from..run.to).all(|n| channel.is_taken(n)) {
+                true => _ = channel.credit_by_cpu(link.lane(0), run),
+                false => channel.keep_credit(run),
+            }
         }
         self.finish(state, key, status, len);
         true
@@ -74,16 +79,12 @@ impl Engine {
 /// The payload of a message in a flagged room, which is not longer than its receive, or `None` while a
 /// part is missing.
 fn flagged(channel: &RecvChannel, common: &Common, w: u64) -> Result<Option<Option<Vec<u8>>>> {
-    let (number, most) = (common.number, common.len.min(channel.shape.room() as u64));
+    let number = common.number;
     match word::parse(w) {
         (low, Some(WordKind::Flagged), len)
-            if low == number as u16 && len <= most && channel.has_flagged(number) =>
+            if low == number as u16 && len <= common.len && channel.has_flagged(number) =>
         {
-            // Both words are stored before the credit is returned: see mp_unpack.cu.
-            match channel.has_come(number, !common.large) {
-                true => channel.flagged_payload(number, len as usize).map(Some),
-                false => Ok(Some(None)),
-            }
+            channel.flagged_payload(number, len as usize).map(Some)
         }
         _ => Ok(None),
     }
@@ -104,9 +105,7 @@ fn take_in(
     let room = common.len;
     let segments = common.segments.as_slice();
     match kind {
-        Some(WordKind::Eager | WordKind::Flagged)
-            if len > channel.shape.room() as u64 || !channel.has_rooms() =>
-        {
+        Some(WordKind::Eager) if len > channel.shape.room() as u64 || !channel.has_rooms() => {
             Ok((Status::BAD_RESPONSE, 0))
         }
         Some(WordKind::Eager | WordKind::Flagged) if len > room => Ok((Status::TRUNCATED, len)),

@@ -162,7 +162,7 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
     let (number, channels) = (entry.number, &peers.get(entry.peer)?.channels);
     if entry.is_receive() {
         let channel = channels.recvs.get(&entry.tag)?;
-        let there = channel.has_come(number, entry.large);
+        let there = channel.seems_to_have_come(number, entry.large);
         return (!there).then_some(Lack::Message);
     }
     let channel = channels.sends.get(&entry.tag)?;

@@ -9,6 +9,7 @@ use gdsync::{Status, Stream};
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
 use super::post::note_waiter;
+use super::receive::mark_others;
 use super::state::{Guard, State, no_lane};
 use crate::error::{Error, Kind, Result, time};
 use crate::path::uncaptured;
@@ -36,6 +37,9 @@ impl Engine {
             if receive.state == ReceiveState::Unmatched {
                 self.match_any(state);
             }
+        }
+        if state.requests.get(key).is_some_and(Entry::ends_in_device) {
+            self.refresh(state, self.host().now());
         }
         self.advance(state, key);
     }
@@ -197,6 +201,9 @@ impl Engine {
             (_, Some(put)) => {
                 let (rank, lane) = (entry.peer, entry.poster.lane);
                 let flush = entry.lands_in_device();
+                if poster != Some(stream.id()) {
+                    mark_others(&mut state, stream, 0)?;
+                }
                 let peer = state.peers.get_mut(rank);
                 let lane = peer.and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
@@ -228,7 +235,7 @@ impl Engine {
                 self.try_claim(state, key, stream)
             }
             // A wait on the CPU's lane would block all other work on that lane.
-            _ => self.wait_for_result(&mut state.requests, key, stream),
+            _ => self.wait_for_result(&mut state, key, stream),
         }
     }
 

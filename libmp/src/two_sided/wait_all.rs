@@ -13,7 +13,7 @@ use super::engine::Engine;
 use super::packed::{SCATTERS, scatter_on, staged};
 use super::peer::Need;
 use super::post::note_waiter;
-use super::receive::ANY_RANK;
+use super::receive::{ANY_RANK, mark_others, own_unmarked};
 use super::spec::On;
 use super::state::{State, known, no_lane};
 use super::wait::WAIT_ON;
@@ -22,7 +22,7 @@ use crate::kernels::{POLLS, Polls, SEGMENTS, UNPACKS, Unpack};
 use crate::path::{Path, Put, uncaptured};
 use crate::plan::{LaneId, PeerLanes, Plan};
 use crate::request::entry::{Entry, Operation, ReceiveState};
-use crate::request::table::{RequestKey, Table};
+use crate::request::table::{InDevice, RequestKey, Table};
 use crate::wire::word;
 
 /// What a stream waits for, and does behind the waits. The buffers are kept from call to call.
@@ -51,8 +51,8 @@ impl Waits {
 
     /// Adds a wait for the result word of a request.
     fn add_result(&mut self, requests: &Table, key: RequestKey, flush: bool) -> Result<()> {
-        let word = requests.result_word(key).clone();
-        self.words.push((word, 1, flush));
+        let (word, value) = requests.end_word(key);
+        self.words.push((word.clone(), value, flush));
         self.noted.push(key);
         Ok(())
     }
@@ -70,8 +70,10 @@ struct Claimed {
 struct Claim {
     key: RequestKey,
     of: Claimed,
-    /// The word that acknowledges the message.
+    /// The word that acknowledges the message in host memory.
     taken: Word64,
+    /// The words in device memory in which its kernel stores its end.
+    report: Option<InDevice>,
     params: Unpack<SEGMENTS>,
     /// Submissions that scatter it, at most.
     scatters: u32,
@@ -85,8 +87,15 @@ impl Claim {
 
     /// The word and the value that show that its kernel waits no more, if the kernel polls.
     fn passed(&self) -> Option<(&Word64, u64)> {
-        let passed = (&self.taken, word::threshold(self.of.number));
-        (self.params.waits & POLLS != 0).then_some(passed)
+        (self.params.waits & POLLS != 0).then_some(self.end())
+    }
+
+    /// The word and the value that show that its kernel has run.
+    fn end(&self) -> (&Word64, u64) {
+        match &self.report {
+            Some(report) => (&report.word, report.value),
+            None => (&self.taken, word::threshold(self.of.number)),
+        }
     }
 }
 
@@ -141,6 +150,11 @@ impl Engine {
         waits: &mut Waits,
     ) -> Result<()> {
         let decided = keys.try_for_each(|key| self.decide_wait(state, key, stream, waits));
+        let claims = waits.claims.iter().map(|claim| claim.key);
+        let own = claims
+            .map(|key| own_unmarked(state, key, stream.id()))
+            .sum();
+        let decided = decided.and_then(|()| mark_others(state, stream, own));
         let posted = decided.and_then(|()| self.post_waits(state, stream, waits));
         if posted.is_err() {
             for claim in &waits.claims {
@@ -148,6 +162,7 @@ impl Engine {
                     && receive.state == ReceiveState::Claimed(stream.id())
                 {
                     receive.state = ReceiveState::Posted;
+                    receive.ended = None;
                 }
             }
             for (of, _, puts) in waits.before.iter().rev() {
@@ -162,6 +177,7 @@ impl Engine {
             keep_credits(state, before);
             return posted;
         }
+        state.reached.forget_receives(stream.id(), own);
         // The stream waits for all of them in one place.
         let order = state.requests.next_order();
         for claim in &waits.claims {
@@ -235,7 +251,7 @@ impl Engine {
         stream: &Stream,
         waits: &mut Waits,
     ) -> Result<()> {
-        self.kernels(WAIT_ON)?;
+        let kernels = self.kernels(WAIT_ON)?;
         let result = state.requests.result_addr(key).0;
         let rank = known(&mut state.requests, key)?.peer;
         check_peer(state, key).map_err(|e| e.of_peer(rank))?;
@@ -244,6 +260,7 @@ impl Engine {
         waits.words.extend(
             posted_by_another(state, key, stream)?.map(|(word, count)| (word, count, false)),
         );
+        let report = self.report(state, key)?;
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
         let of = Claimed {
@@ -270,11 +287,23 @@ impl Engine {
             let flush = needs_flush(common, receive, channel);
             waits.words.push((word, word::threshold(number), flush));
         }
+        receive.ended = report.as_ref().map(|report| report.value);
+        let poster = common.poster.stream.as_ref().map(|poster| poster.id());
+        channel.side.own = poster == Some(stream.id());
         waits.claims.push(Claim {
             key,
             of,
             taken: channel.taken(number).clone(),
-            params: unpack(channel, common, receive, words, polls),
+            params: unpack(
+                kernels,
+                channel,
+                common,
+                receive,
+                words,
+                polls,
+                report.as_ref(),
+            ),
+            report,
             scatters: receive.packed.as_ref().map_or(0, |_| SCATTERS),
         });
         // A second wait for the same request finds it claimed.
@@ -296,7 +325,8 @@ impl Engine {
         }
         if let Some(last) = waits.claims.last() {
             if !waits.words.is_empty() || !waits.puts.is_empty() {
-                plan.passed_by(&last.taken, word::threshold(last.of.number));
+                let (word, value) = last.end();
+                plan.passed_by(word, value);
             }
             // The event behind all, the kernels, and the scattering.
             let shared = waits.claims.iter().filter(|claim| claim.is_short()).count();
@@ -361,7 +391,7 @@ impl Engine {
     /// Returns the credits that are due, in one submission.
     fn return_credits(&self, state: &mut State, stream: &Stream, waits: &mut Waits) {
         let mut plan: Plan<'_> = std::mem::take(&mut state.plan).emptied();
-        for claim in &waits.claims {
+        for claim in &mut waits.claims {
             let of = claim.of;
             let Some(peer) = state.peers.get_mut(of.at.rank) else {
                 continue;
@@ -371,7 +401,14 @@ impl Engine {
             let Some((channel, lane)) = channel.zip(lane) else {
                 continue;
             };
-            let run = channel.count(of.number, of.at.lane, Some(stream.id()));
+            let run = match claim.report.take() {
+                Some(report) => {
+                    let run = channel.last_run(of.at.lane, stream.id());
+                    channel.take_in_device(of.number, stream.id(), report);
+                    run
+                }
+                None => channel.count(of.number, of.at.lane, Some(stream.id())),
+            };
             let Some(run) = run else { continue };
             let returned = match channel.path != Path::Local {
                 true => channel.prepare_credit(lane, run).map(|puts| {

@@ -113,6 +113,16 @@ impl Engine {
             };
             let waited = now.since(since);
             let limit = entry.timeout.unwrap_or(self.config.timeout);
+            let (late, warned) = (waited >= limit, entry.warned);
+            if (late || !warned && waited >= self.config.watchdog) && self.is_there(state, key) {
+                if let Some(entry) = state.requests.get_mut(key) {
+                    entry.since = None;
+                }
+                continue;
+            }
+            let Some(entry) = state.requests.get_mut(key) else {
+                continue;
+            };
             if !entry.warned && waited >= self.config.watchdog {
                 entry.warned = true;
                 for front in watch.fronts.iter().filter(|front| front.key == key) {
@@ -128,6 +138,28 @@ impl Engine {
             }
         }
         state.watch = watch;
+    }
+
+    /// Whether device memory shows what a request seems to wait for: the CPU does not look there all the
+    /// time.
+    fn is_there(&self, state: &mut State, key: RequestKey) -> bool {
+        let Some(entry) = state
+            .requests
+            .get(key)
+            .filter(|entry| !entry.is_unmatched())
+        else {
+            return false;
+        };
+        let (rank, tag, number, large) = (entry.peer, entry.tag, entry.number, entry.large);
+        let streams = entry.claimed_by().is_some() || entry.in_flight().is_some();
+        match (entry.is_receive(), entry.send().is_some()) {
+            (true, _) if streams => arrived(state, key),
+            (_, true) if streams && large => state.sending(rank, tag).is_some_and(|channel| {
+                channel.find_place(number);
+                channel.blocked_by(number).is_none() && channel.reply(number).is_some()
+            }),
+            _ => false,
+        }
     }
 
     fn time_out(&self, state: &mut State, key: RequestKey) {

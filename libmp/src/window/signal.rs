@@ -14,7 +14,7 @@ use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
 use crate::request::one_sided::{Action, SignalState, SignalWait};
 use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
-use crate::two_sided::{NULL_RANK, On, Peer, State, not_connected};
+use crate::two_sided::{NULL_RANK, On, Peer, State, mark_others, not_connected};
 use crate::wire::word;
 
 /// A word of this rank's memory that the CPU or a stream waits for.
@@ -225,7 +225,10 @@ impl Engine {
         let mut list = List::<2>::new();
         list.wait_until(word, *condition, *value, *flush);
         let Some(from) = awaited.from else {
-            return self.with_room(|| list.post(stream, None));
+            return self.with_room(|| {
+                mark_others(&mut self.lock(), stream, 0)?;
+                list.post(stream, None)
+            });
         };
         self.with_room(|| {
             let mut guard = self.lock();
@@ -237,6 +240,7 @@ impl Engine {
             {
                 return Err(e);
             }
+            mark_others(state, stream, 0)?;
             state.requests.reserve(&self.gpu)?;
             let len = u64::from(word.bits() / 8);
             let common = Common {

@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 12;
+pub const VERSION: u16 = 13;
 
 /// Maximum number of bytes of a text or of the name of a GPU.
 const SHORT: usize = 1024;
@@ -70,13 +70,15 @@ pub struct Export {
     pub host: bool,
 }
 
-/// The flagged rooms of a channel.
+/// The flagged rooms of a channel, or its long rooms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// Their offset in their memory.
     pub offset: u64,
     /// The number of the first message that may use them.
     pub from: u64,
+    /// Bytes of a message that has room in a long room.
+    pub bytes: u32,
 }
 
 /// A control message.
@@ -133,6 +135,10 @@ pub enum Control {
         flagged: Vec<Record>,
         /// Where they are, and from which message on.
         flags: Flags,
+        /// The memory of its long rooms; none if it has none.
+        long: Vec<Record>,
+        /// Where they are, and from which message on.
+        long_flags: Flags,
         /// Its layout.
         shape: Shape,
     },
@@ -145,6 +151,8 @@ pub enum Control {
         block: Vec<Record>,
         /// Its offset in it.
         offset: u64,
+        /// The number of the first message whose kernels look for a place there.
+        from: u64,
     },
     /// The sender does not need the channel to the reader under a tag: all its messages were taken.
     Retire {
@@ -282,20 +290,31 @@ impl Control {
                 rooms,
                 flagged,
                 flags,
+                long,
+                long_flags,
                 shape,
             } => {
                 b.extend(tag.to_le_bytes());
                 shape.encode(&mut b);
-                put(&mut b, block);
-                put(&mut b, rooms);
-                put(&mut b, flagged);
-                b.extend(flags.offset.to_le_bytes());
-                b.extend(flags.from.to_le_bytes());
+                for records in [block, rooms, flagged, long] {
+                    put(&mut b, records);
+                }
+                for flags in [flags, long_flags] {
+                    b.extend(flags.offset.to_le_bytes());
+                    b.extend(flags.from.to_le_bytes());
+                    b.extend(flags.bytes.to_le_bytes());
+                }
             }
-            Control::DeviceBlock { tag, block, offset } => {
+            Control::DeviceBlock {
+                tag,
+                block,
+                offset,
+                from,
+            } => {
                 b.extend(tag.to_le_bytes());
                 put(&mut b, block);
                 b.extend(offset.to_le_bytes());
+                b.extend(from.to_le_bytes());
             }
             Control::Retire { tag, next } => {
                 b.extend(tag.to_le_bytes());
@@ -371,40 +390,43 @@ impl Control {
     }
 
     /// The blocks that name memory of the sender to the reader.
-    pub fn blocks(&self) -> [&[Record]; 3] {
+    pub fn blocks(&self) -> [&[Record]; 4] {
         match self {
             Control::Sends { block, .. }
             | Control::DeviceBlock { block, .. }
-            | Control::Window { block, .. } => [block, &[], &[]],
+            | Control::Window { block, .. } => [block, &[], &[], &[]],
             Control::Receives {
                 block,
                 rooms,
                 flagged,
+                long,
                 ..
-            } => [block, rooms, flagged],
-            Control::Neighbour(side) => [&side.words_block, &side.landing_block, &[]],
-            _ => [&[]; 3],
+            } => [block, rooms, flagged, long],
+            Control::Neighbour(side) => [&side.words_block, &side.landing_block, &[], &[]],
+            _ => [&[]; 4],
         }
     }
 
     /// As [`Control::blocks`], to change them.
-    pub fn blocks_mut(&mut self) -> [Option<&mut Vec<Record>>; 3] {
+    pub fn blocks_mut(&mut self) -> [Option<&mut Vec<Record>>; 4] {
         match self {
             Control::Sends { block, .. }
             | Control::DeviceBlock { block, .. }
-            | Control::Window { block, .. } => [Some(block), None, None],
+            | Control::Window { block, .. } => [Some(block), None, None, None],
             Control::Receives {
                 block,
                 rooms,
                 flagged,
+                long,
                 ..
-            } => [Some(block), Some(rooms), Some(flagged)],
+            } => [Some(block), Some(rooms), Some(flagged), Some(long)],
             Control::Neighbour(side) => [
                 Some(&mut side.words_block),
                 Some(&mut side.landing_block),
                 None,
+                None,
             ],
-            _ => [None, None, None],
+            _ => [None, None, None, None],
         }
     }
 
@@ -456,10 +478,9 @@ impl Control {
                 block: r.records()?,
                 rooms: r.records()?,
                 flagged: r.records()?,
-                flags: Flags {
-                    offset: r.u64()?,
-                    from: r.u64()?,
-                },
+                long: r.records()?,
+                flags: r.flags()?,
+                long_flags: r.flags()?,
             },
             5 => Control::Truncated {
                 tag: r.u32()?,
@@ -527,6 +548,7 @@ impl Control {
                 tag: r.u32()?,
                 block: r.records()?,
                 offset: r.u64()?,
+                from: r.u64()?,
             },
             22 => Control::AskMap {
                 shape: r.shape()?,
@@ -621,6 +643,14 @@ impl Reader<'_> {
         (0..count).map(one).collect()
     }
 
+    fn flags(&mut self) -> Result<Flags> {
+        Ok(Flags {
+            offset: self.u64()?,
+            from: self.u64()?,
+            bytes: self.u32()?,
+        })
+    }
+
     fn shape(&mut self) -> Result<Shape> {
         Ok(Shape {
             depth: self.u32()?,
@@ -671,14 +701,26 @@ mod tests {
                 rooms: Vec::new(),
                 flagged: Vec::new(),
                 flags: Flags::default(),
+                long: Vec::new(),
+                long_flags: Flags::default(),
                 shape,
             },
             Control::Receives {
                 tag: 1,
                 block: block.clone(),
                 rooms: block.clone(),
-                flagged: block,
-                flags: Flags { offset: 5, from: 6 },
+                flagged: block.clone(),
+                flags: Flags {
+                    offset: 5,
+                    from: 6,
+                    bytes: 0,
+                },
+                long: block,
+                long_flags: Flags {
+                    offset: 7,
+                    from: 8,
+                    bytes: 9,
+                },
                 shape,
             },
             Control::Truncated {
@@ -751,6 +793,7 @@ mod tests {
                 tag: 3,
                 block: vec![Record::new(2, &[1; 20])],
                 offset: 64,
+                from: 9,
             },
         ];
         for message in all {

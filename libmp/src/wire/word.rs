@@ -92,6 +92,12 @@ pub fn failure(len: u64) -> Status {
     }
 }
 
+/// The value of a word in device memory whose `uses`-th user has ended with a length of 0: the length is
+/// added. It is cyclically greater than those of the users before.
+pub fn ended(uses: u32) -> u64 {
+    u64::from(uses) << LEN_BITS
+}
+
 /// Decodes a result word; `None` if it is 0.
 pub fn parse_result(word: u64) -> Option<(Status, u64)> {
     (word != 0).then_some((Status((word >> 48) as u32), word & MAX_LEN))

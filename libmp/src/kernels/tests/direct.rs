@@ -1,289 +1,736 @@
-//! Tests of the kernels that write a message into the memory of its receive ([`Direct`]), and of the
-//! receiver's kernel, to which a flagged room shows the message.
+//! Tests of the kernels that write a message into the memory of its receive ([`Direct`]), of those that
+//! name this memory ([`Name`], [`Relay`]), and of the receiver's kernel, to which a flagged room shows the
+//! message.
 
-use super::unpack::{CONSUMED, ERROR, MEMORY, RESULT, SEQ, WORD, ended, payload, receive_into};
+use super::flag::{
+    self as flagged, CREDIT, FROM, LONG_LEN, NUMBER, REPORT, REPORTED, ROOM, SLOT, bytes,
+    lay_out_words, line, read, read_by, received, scattered, slot,
+};
+use super::unpack::{COUNT, MEMORY, WORD, in_device};
 use super::*;
 use crate::wire::flag;
+use crate::wire::record::Place;
 
 /// Offsets in the bench's memory.
-const DONE: usize = 0x48;
-const CREDIT: usize = 0x50;
-const CREDIT_OF_HOST: usize = 0x58;
-const END: usize = 0x60;
-const SENT: usize = 0x68;
-const SEND_ERROR: usize = 0x74;
-const READY_WORD: usize = 0x80;
-const INFO: usize = 0x88;
+const SENT: usize = 0x78;
+const SEND_ERROR: usize = 0x84;
+const READY_WORD: usize = 0x88;
+const INFO: usize = 0x90;
 const PLACE: usize = 0xc0;
 const LOST: usize = 0xf8;
-const GO: usize = 0x100;
-const FROM: usize = 0x200;
-const ROOM: usize = 0x3000;
+const NAMED: usize = 0x100;
+const RELAYED: usize = 0x108;
+/// The staging memory of a receive.
+const STAGING: usize = 0x10000;
 
 const THREADS: [u32; 3] = [1, 32, 256];
-/// The number of the message: its low half is that of the receive.
-const NUMBER: u64 = 5 << 32 | SEQ as u64;
 const BEFORE: u64 = NUMBER - 16;
+const KEY: u32 = 0x89ab_cdef;
+/// Lines of the payload that the room has.
+const LINES: usize = SLOT / 4;
+const ELSEWHERE: u64 = 1 << 31;
 
-/// The kernels of a message: one, or one that waits and one that copies.
-#[derive(Clone, Copy, Debug)]
-enum By {
-    One,
-    Two,
+/// The length of a message that this many blocks copy.
+fn len_of(blocks: u32) -> usize {
+    [777, 8193, 17_000][blocks as usize - 1]
 }
 
 /// A message of `len` bytes, whose slot is not free; `skew` is added to the address of its payload.
-fn lay_out(bench: &mut Bench, skew: usize, len: usize) -> Direct {
-    bench.clear();
-    for at in [WORD, WORD + 8, RESULT, DONE, SENT, INFO] {
-        bench.put64(at, 0);
-    }
-    bench.put32(ERROR, 0);
+fn lay_out(bench: &mut Bench, number: u64, skew: usize, len: usize) -> Direct {
+    let before = number.wrapping_sub(16);
+    lay_out_words(bench, number);
+    bench.put64(SENT, 0);
     bench.put32(SEND_ERROR, 0);
-    bench.put64(CREDIT, BEFORE - 16);
-    bench.put64(CREDIT_OF_HOST, word(BEFORE - 16, TAKEN, 0));
-    bench.put64(END, 5);
-    bench.put64(READY_WORD, word(BEFORE, READY, 1 << 20));
-    bench.put(PLACE, &flag::place(BEFORE, 0xdead_0000, 1 << 20));
+    bench.put64(READY_WORD, word(before, READY, MAX_LEN));
+    bench.put(INFO, &[0; 28]);
+    bench.put(PLACE, &flag::place(before, (0xdead_0000, 1), 1 << 40));
     bench.put64(LOST, 0);
-    bench.put(GO, &[0; 32]);
-    bench.put(ROOM, &flag::before(NUMBER, flag::size(8)));
-    let bytes: Vec<u8> = (0..len).map(payload).collect();
-    bench.put(FROM + skew, &bytes);
+    bench.put64(NAMED, REPORTED);
+    bench.put64(RELAYED, REPORTED);
+    bench.put(FROM + skew, &bytes(len));
     bench.load();
     Direct {
-        slot: Credit {
-            credit: bench.addr(CREDIT),
-            taken: bench.addr(CREDIT_OF_HOST),
-            before: BEFORE,
-            after: bench.addr(END),
-            last: 5,
-        },
+        slot: slot(bench, number),
         place: bench.addr(PLACE),
+        found: bench.aside.addr().0,
         ready: bench.addr(READY_WORD),
         info: bench.addr(INFO),
-        go: bench.addr(GO),
         lost: bench.addr(LOST),
-        to: 0,
         from: bench.addr(FROM + skew),
         len: len as u64,
         room: bench.addr(ROOM),
         lines: 0,
+        room_lines: LINES as u64,
         pair: bench.addr(WORD),
         result: bench.addr(SENT),
         error: bench.addr(SEND_ERROR),
-        done: bench.addr(DONE),
-        serial: 9,
-        number: NUMBER,
+        report: bench.addr(REPORT),
+        number,
+        shares: 1,
     }
 }
 
-fn send(bench: &Bench, stream: &Stream, message: &Direct, by: By) {
+/// A receive of the message, which polls. The announcement is in the other of both words.
+fn receive(bench: &Bench, number: u64, segments: &[(usize, usize)]) -> Unpack<1> {
+    Unpack {
+        word: bench.addr(WORD + 8),
+        ..flagged::receive(bench, number, segments)
+    }
+}
+
+/// Enqueues a message of at most `shares` shares, with a block for each; returns their number.
+fn send(bench: &mut Bench, stream: &Stream, message: &Direct, shares: u32) -> u32 {
+    send_by(bench, stream, message, [shares, shares])
+}
+
+/// As [`send`], with so many blocks if there are several shares.
+fn send_by(
+    bench: &mut Bench,
+    stream: &Stream,
+    message: &Direct,
+    [shares, blocks]: [u32; 2],
+) -> u32 {
+    bench.kernels.shares = shares;
     let kernels = &bench.kernels;
-    let waiting = || [message].into_iter().filter(|message| message.to == 0);
+    let shares = kernels.shares_of_direct(message.len, message.room_lines);
+    let message = Direct {
+        shares: shares.into(),
+        ..*message
+    };
     // SAFETY: the addresses are within the bench's memory, which outlives the run.
     unsafe {
-        match by {
-            By::One => kernels.direct_all(stream, [message].into_iter(), Polls::None),
-            By::Two => kernels
-                .place_all(stream, waiting(), Polls::None)
-                .and_then(|()| kernels.direct_large(stream, message)),
+        if shares == 1 || shares == blocks {
+            kernels
+                .direct_all(stream, &[message], Polls::Several)
+                .unwrap();
+        } else {
+            let block = kernels.wide.grid([blocks, 1, 1]);
+            stream.launch(&kernels.direct, block, &message).unwrap();
         }
     }
-    .unwrap();
+    shares
 }
 
-/// Puts what the sender's kernels have written into the image; `status`: how the send ended, if not
-/// with success, and the kind of its words.
-fn sent(bench: &mut Bench, len: usize, (status, kind): (Status, Option<u64>)) {
-    if let Some(kind) = kind {
-        bench.put64(WORD, word(NUMBER, kind, len as u64));
-        bench.put64(WORD + 8, word(NUMBER, kind, len as u64));
-    }
+fn name(bench: &Bench, stream: &Stream, number: u64, (to, len): (u64, usize)) {
+    let name = Name {
+        place: bench.addr(PLACE),
+        to,
+        len: len as u64,
+        key: KEY.into(),
+        lost: bench.addr(LOST),
+        number,
+        report: bench.addr(NAMED),
+    };
+    // SAFETY: as above.
+    unsafe { bench.kernels.name_all(stream, &[name]) }.unwrap();
+}
+
+/// Puts a name into the image.
+fn named(bench: &mut Bench, number: u64, (to, len): (u64, usize)) {
+    bench.put(PLACE, &flag::place(number, (to, KEY), len as u64));
+    bench.put64(NAMED, REPORTED + 1);
+}
+
+/// Puts what the sender's kernel has written into the image, except for the bytes of the message; `end`:
+/// how the send ended, and whether it stored words if that was a failure.
+fn sent(bench: &mut Bench, message: &Direct, (status, tells): (Status, bool), blocks: u32) {
+    let (number, len) = (message.number, message.len);
     if status == Status::SUCCESS {
-        let line = |data: u64| NUMBER << 32 | data;
-        let lines = [1 << 31, NUMBER >> 32, len as u64, 0];
-        for (at, data) in lines.into_iter().enumerate() {
-            bench.put64(ROOM + 8 * at, line(data));
+        let shown = 4 + blocks as usize;
+        let head = [ELSEWHERE | u64::from(blocks), number >> 32, len, len >> 32];
+        for at in 0..shown.max(2 + message.lines as usize) {
+            let data = head.get(at).copied().unwrap_or(0);
+            bench.put64(ROOM + 8 * at, line(number, data));
         }
     } else {
-        bench.put64(SENT, result(status, len as u64));
+        bench.put64(SENT, result(status, len));
         bench.put32(SEND_ERROR, status.0);
+        if tells {
+            bench.put64(WORD, word(number, TOO_LONG, len));
+            bench.put64(WORD + 8, word(number, TOO_LONG, len));
+        }
     }
-    bench.put64(DONE, 9);
+    bench.put64(REPORT, REPORTED + u64::from(blocks));
 }
 
-/// All kinds of answers, before and after the message is enqueued.
+/// Checks the lines in which the first block names a place to the others that it has found in the words of
+/// host memory; `to`: 0 if there is no place.
+fn passed_on(bench: &Bench, message: &Direct, to: u64, shares: u32) {
+    if shares > 1 {
+        let len = if to == 0 { 0 } else { message.len };
+        let mut lines = [0; flag::PLACE];
+        bench.aside.read(0, &mut lines).unwrap();
+        assert_eq!(lines, flag::place(message.number, (to, 0), len));
+    }
+}
+
+/// When the receiver answers: before the message is enqueued; before the message has a credit; when it
+/// has one, and was announced.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum When {
+    Early,
+    Late,
+    Announced,
+}
+
+/// All kinds of answers, at all times.
 #[test]
 fn answer_of_the_receiver_ends_the_send() {
     use Status as S;
-    const LEN: usize = 777;
-    let sent_well = (S::SUCCESS, Some(DIRECT));
-    let too_long = (S::TRUNCATED, Some(TOO_LONG));
-    let room = |len: usize| word(NUMBER, READY, len as u64);
-    // The length in the lines, or the ready word; how the send ends.
-    let answers = [
-        (Some(LEN), 0, sent_well),
-        (Some(LEN + 5), 0, sent_well),
-        (Some(LEN - 1), 0, too_long),
-        (None, room(LEN), sent_well),
-        (None, room(LEN - 1), too_long),
-        (None, word(NUMBER, REFUSED, 0), (S::TRUNCATED, None)),
-        (None, word(NUMBER + 16, READY, 5000), (S::TRUNCATED, None)),
-        (None, word(NUMBER, FAILED, 13), (S(13), None)),
-        (None, word(NUMBER, EAGER, 5), (S::BAD_RESPONSE, None)),
-    ];
-    for (threads, by) in THREADS.map(|t| [(t, By::One), (t, By::Two)]).concat() {
-        for ((lines, ready, end), late) in answers.map(|a| [(a, false), (a, true)]).concat() {
-            let what = format!("{threads} threads, {by:?}, {lines:?}, {ready:#x}, late {late}");
+    let good = (S::SUCCESS, false);
+    let too_long = (S::TRUNCATED, true);
+    let silent = |status| (status, false);
+    for (threads, blocks) in THREADS.into_iter().flat_map(|t| [1, 2, 3].map(|b| (t, b))) {
+        let len = len_of(blocks);
+        let room = |len: usize| word(NUMBER, READY, len as u64);
+        // The length in the lines, or the ready word; how the send ends.
+        let answers = [
+            (Some(len), 0, good),
+            (Some(len + 5), 0, good),
+            (Some(1 << 40), 0, good),
+            (Some(len - 1), 0, too_long),
+            (Some(0), 0, too_long),
+            (None, room(len), good),
+            (None, room(1 << 40), good),
+            (None, room(len - 1), too_long),
+            (None, word(NUMBER, REFUSED, 0), silent(S::TRUNCATED)),
+            (
+                None,
+                word(NUMBER + 16, READY, 1 << 40),
+                silent(S::TRUNCATED),
+            ),
+            (None, word(NUMBER, FAILED, 13), silent(S(13))),
+            (None, word(NUMBER + 1, FAILED, 13), silent(S(13))),
+            (None, word(NUMBER, EAGER, 5), silent(S::BAD_RESPONSE)),
+            (None, word(NUMBER + 16, REFUSED, 5), silent(S::BAD_RESPONSE)),
+        ];
+        let times = [When::Early, When::Late, When::Announced];
+        for ((lines, ready, end), when) in answers.into_iter().flat_map(|a| times.map(|t| (a, t))) {
+            let what =
+                format!("{threads} threads, {blocks} blocks, {lines:?}, {ready:#x}, {when:?}");
             let mut bench = Bench::new(threads);
-            let message = lay_out(&mut bench, 3, LEN);
-            let stream = bench.stream.clone();
-            let to = bench.addr(MEMORY + 1);
-            if late {
-                send(&bench, &stream, &message, by);
-                assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
-                // The announcement waits for the credit.
-                bench.check(&what);
+            let message = lay_out(&mut bench, NUMBER, 3, len);
+            let (stream, to) = (bench.stream.clone(), bench.addr(MEMORY + 1));
+            let waits = |bench: &Bench| {
+                if when != When::Early {
+                    assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+                    bench.check(&what);
+                }
+            };
+            if when != When::Early {
+                assert_eq!(send(&mut bench, &stream, &message, 3), blocks);
+                waits(&bench);
+            }
+            if when == When::Announced {
                 bench.store64(CREDIT, BEFORE);
-                assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
-                bench.put64(WORD, word(NUMBER, ANNOUNCE, LEN as u64));
-                bench.check(&what);
+                bench.put64(WORD, word(NUMBER, ANNOUNCE, len as u64));
+                waits(&bench);
             }
             match lines {
                 Some(room) => {
-                    let place = flag::place(NUMBER, to, room as u64);
-                    for (at, line) in place.chunks_exact(8).enumerate() {
-                        let last = u64::from_le_bytes(line.try_into().unwrap());
-                        if late {
-                            assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
-                        }
-                        bench.store64(PLACE + 8 * at, last);
+                    // The high half of another number first, and then line by line.
+                    let place = flag::place(NUMBER, (to, KEY), room as u64);
+                    bench.store(PLACE, &place);
+                    bench.store64(PLACE + 32, line(NUMBER, (NUMBER >> 32) - 1));
+                    waits(&bench);
+                    let old = flag::place(BEFORE, (to, KEY), room as u64);
+                    for at in (0..flag::PLACE).step_by(8) {
+                        bench.store(PLACE, &place);
+                        bench.store(PLACE + at, &old[at..at + 8]);
+                        waits(&bench);
                     }
+                    bench.store(PLACE, &place);
                 }
                 None => {
                     bench.store64(INFO, to);
                     bench.store64(READY_WORD, ready);
                 }
             }
-            if !late {
-                send(&bench, &stream, &message, by);
+            if when == When::Early {
+                assert_eq!(send(&mut bench, &stream, &message, 3), blocks);
             }
-            bench.run();
-            if end.0 == S::SUCCESS {
-                let bytes: Vec<u8> = (0..LEN).map(payload).collect();
-                bench.put(MEMORY + 1, &bytes);
+            assert!(bench.runs_within(Duration::from_secs(1)), "{what}");
+            let good = end.0 == S::SUCCESS;
+            if good {
+                bench.put(MEMORY + 1, &bytes(len));
             }
-            sent(&mut bench, LEN, end);
-            let go: Vec<usize> = (GO..GO + 32).step_by(8).collect();
-            bench.check_but(&go, &what);
+            if lines.is_none() {
+                passed_on(&bench, &message, if good { to } else { 0 }, blocks);
+            }
+            sent(&mut bench, &message, end, blocks);
+            bench.check(&what);
         }
     }
 }
 
-/// The words of the message before are stored by another stream.
+/// The message is announced without a credit.
 #[test]
-fn message_is_behind_the_words_of_the_one_before() {
-    for by in [By::One, By::Two] {
-        let mut bench = Bench::new(32);
-        let message = lay_out(&mut bench, 0, 100);
-        let to = bench.addr(MEMORY);
-        bench.store64(END, 4);
-        let place = flag::place(NUMBER, to, 100);
-        bench.put(PLACE, &place);
-        bench.memory.write(PLACE, &place).unwrap();
-        send(&bench, &bench.stream, &message, by);
+fn message_in_a_slot_that_was_not_used_waits_for_its_receive_alone() {
+    for threads in THREADS {
+        let mut bench = Bench::new(threads);
+        let (stream, to) = (bench.stream.clone(), bench.addr(MEMORY));
+        let message = Direct {
+            slot: Credit::default(),
+            ..lay_out(&mut bench, NUMBER, 0, 100)
+        };
+        send(&mut bench, &stream, &message, 1);
         assert!(!bench.runs_within(Duration::from_millis(1)));
-        bench.check("words of the message before");
-        bench.store64(END, 5);
+        bench.put64(WORD, word(NUMBER, ANNOUNCE, 100));
+        bench.check("an announcement");
+        bench.store(PLACE, &flag::place(NUMBER, (to, KEY), 100));
         bench.run();
+        bench.put(MEMORY, &bytes(100));
+        sent(&mut bench, &message, (Status::SUCCESS, false), 1);
+        bench.check("the message");
+    }
+}
+
+/// All lines of the room get the flag of the message.
+#[test]
+fn lines_of_the_room_are_written_behind_those_of_the_message() {
+    for (threads, blocks) in THREADS.into_iter().flat_map(|t| [1, 2, 3].map(|b| (t, b))) {
+        for lines in [4, 5, 6, LINES] {
+            let mut bench = Bench::new(threads);
+            let (stream, to) = (bench.stream.clone(), bench.addr(MEMORY));
+            let message = Direct {
+                lines: lines as u64,
+                ..lay_out(&mut bench, NUMBER, 0, len_of(blocks))
+            };
+            bench.store(PLACE, &flag::place(NUMBER, (to, KEY), message.len));
+            send(&mut bench, &stream, &message, 3);
+            bench.run();
+            bench.put(MEMORY, &bytes(message.len as usize));
+            sent(&mut bench, &message, (Status::SUCCESS, false), blocks);
+            bench.check(&format!(
+                "{threads} threads, {blocks} blocks, {lines} lines"
+            ));
+        }
+    }
+}
+
+/// A room shows so many shares as it has lines for.
+#[test]
+fn shares_of_a_message_have_lines_in_its_room() {
+    for (len, lines, blocks) in [
+        (1, 16, 1),
+        (8192, 16, 1),
+        (8193, 16, 2),
+        (1 << 30, 16, 14),
+        (1 << 30, 33, 31),
+        (1 << 30, 34, 32),
+        (1 << 30, 4096, 32),
+        (1 << 30, 0, 1),
+    ] {
+        assert_eq!(
+            Direct::shares_of(len, lines),
+            blocks,
+            "{len} bytes, {lines} lines"
+        );
+    }
+}
+
+/// The soft GPU shows copied bytes at once. The head, which is stored before the fence too, is the proof
+/// of the fence.
+#[test]
+fn line_of_a_block_is_behind_what_it_has_stored() {
+    for seed in 0..100 {
+        let mut bench = Bench::with(1, seed, Some(Weak::seeded(seed)));
+        let (stream, to) = (bench.stream.clone(), bench.addr(MEMORY));
+        let message = Direct {
+            lines: 12,
+            ..lay_out(&mut bench, NUMBER, 0, 777)
+        };
+        bench.store(PLACE, &flag::place(NUMBER, (to, KEY), message.len));
+        send(&mut bench, &stream, &message, 1);
+        bench.run_until_is(ROOM + 32, line(NUMBER, 0));
+        bench.put(MEMORY, &bytes(777));
+        sent(&mut bench, &message, (Status::SUCCESS, false), 1);
+        bench.check_but(&[REPORT], &format!("seed {seed}"));
+        bench.run();
+        bench.check(&format!("seed {seed}"));
+    }
+}
+
+/// A reader of the report finds the result of a message that was not sent.
+#[test]
+fn failure_becomes_visible_before_the_report() {
+    for seed in 0..100 {
+        let blocks = 1 + seed as u32 % 3;
+        let mut bench = Bench::with(1, seed, Some(Weak::seeded(seed)));
+        let (stream, to) = (bench.stream.clone(), bench.addr(MEMORY));
+        let message = lay_out(&mut bench, NUMBER, 0, len_of(blocks));
+        bench.store(PLACE, &flag::place(NUMBER, (to, KEY), 9));
+        send(&mut bench, &stream, &message, 3);
+        bench.run_until_is(REPORT, REPORTED + u64::from(blocks));
+        sent(&mut bench, &message, (Status::TRUNCATED, true), blocks);
+        bench.check(&format!("seed {seed}, {blocks} blocks"));
     }
 }
 
 /// The receiver's kernel polls before, while and after the message is written, on memory of weak order.
+/// The place comes from a kernel, or from the CPU.
 #[test]
 fn polling_receive_ends_when_the_whole_message_is_in_place() {
-    for seed in 0..80 {
-        let threads = THREADS[seed as usize % THREADS.len()];
-        let by = [By::One, By::Two][seed as usize / 3 % 2];
+    let mut seen = [[0; 4]; 4];
+    for seed in 0..200 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let threads = THREADS[rng.usize(..THREADS.len())];
         let mut bench = Bench::with(threads, seed, Some(Weak::seeded(seed)));
-        let (len, skew) = (1 + seed as usize * 131 % 0x2000, seed as usize % 5);
-        let known = seed % 7 == 0;
-        let message = lay_out(&mut bench, skew, len);
-        let staged = seed % 2 == 1;
-        // Staged messages are copied once more.
-        let staging = bench.addr(MEMORY + 0x2800);
-        let to = if staged { staging } else { bench.addr(MEMORY) };
+        // Of one block to three.
+        let len = match rng.usize(..4) {
+            0 => rng.usize(1..900),
+            1 => rng.usize(8193..LONG_LEN),
+            2 => rng.usize(16_385..17_000),
+            _ => rng.usize(1..17_000),
+        };
+        let (skew, staged, device) = (rng.usize(..9), rng.bool(), rng.bool());
+        let message = lay_out(&mut bench, NUMBER, skew, len);
         let message = Direct {
-            to: if known { to } else { 0 },
+            lines: if rng.bool() { LINES as u64 } else { 0 },
             ..message
         };
-        let receive: Unpack<1> = Unpack {
-            word: bench.addr(WORD + 8),
-            flagged: bench.addr(ROOM),
-            credit: bench.addr(CREDIT),
-            staging: if staged { staging } else { 0 },
-            number: NUMBER,
-            waits: POLLS,
-            ..receive_into(&bench, &[(MEMORY, len)], 64)
-        };
-        let passed = bench.memory.word64(CONSUMED).unwrap();
-        // SAFETY: the addresses are within the bench's memory, and source and segment are disjoint.
-        unsafe {
-            let passed = Some((&passed, u64::from(SEQ) << 48));
-            bench.kernels.unpack(&bench.stream, &receive, passed)
-        }
-        .unwrap();
+        let at = MEMORY + rng.usize(..9);
+        let (mine, staging) = (bench.addr(at), bench.addr(STAGING + skew));
+        // Staged messages are copied once more.
+        let to = if staged { staging } else { mine };
+        let mut by = || [rng.u32(1..4), rng.u32(1..5)];
+        let (writer, reader) = (by(), by());
         let other = bench.stream.gpu().stream().unwrap();
-        send(&bench, &other, &message, by);
-        let place = flag::place(NUMBER, to, len as u64);
-        bench.put(PLACE, &place);
-        bench.memory.write(PLACE, &place).unwrap();
-        bench.run();
-        let mut bytes = vec![0; len];
-        bench.memory.read(MEMORY, &mut bytes).unwrap();
-        let expected: Vec<u8> = (0..len).map(payload).collect();
-        assert!(bytes == expected, "seed {seed}, {len} bytes, {by:?}");
-        assert!(other.synchronize(Duration::from_secs(60)).unwrap());
-        bench.put(MEMORY, &bytes);
-        if staged {
-            bench.put(MEMORY + 0x2800, &bytes);
+        let third = bench.stream.gpu().stream().unwrap();
+        let (mut order, by_kernel) = ([0, 1, 2], rng.bool());
+        rng.shuffle(&mut order);
+        let (mut writers, mut readers) = (0, 0);
+        for step in order {
+            match step {
+                0 => writers = send_by(&mut bench, &other, &message, writer),
+                1 => {
+                    let staging = if staged { staging } else { 0 };
+                    let mut receive: Unpack<1> = Unpack {
+                        staging,
+                        ..receive(&bench, NUMBER, &[(at, len)])
+                    };
+                    if device {
+                        receive = in_device(&bench, receive);
+                    }
+                    readers = read_by(&bench, &receive, reader);
+                }
+                _ if by_kernel => name(&bench, &third, NUMBER, (to, len)),
+                _ => bench.store(PLACE, &flag::place(NUMBER, (to, KEY), len as u64)),
+            }
+            bench.runs_within(Duration::from_nanos(rng.u64(..500)));
         }
-        sent(&mut bench, len, (Status::SUCCESS, Some(DIRECT)));
-        bench.put64(CREDIT, NUMBER);
-        ended(
-            &mut bench,
-            (Status::SUCCESS, len as u64, word(NUMBER, TAKEN, 0)),
-            true,
+        assert!(bench.runs_within(Duration::from_secs(60)));
+        let what = format!(
+            "seed {seed}, {len} bytes, {threads} threads, {writers} to {readers} shares, blocks {writer:?} {reader:?}"
         );
-        let go: Vec<usize> = (GO..GO + 32).step_by(8).collect();
-        bench.check_but(&go, &format!("seed {seed}, {len} bytes, {by:?}"));
+        let mut got = vec![0; len];
+        bench.memory.read(at, &mut got).unwrap();
+        assert!(got == bytes(len), "{what}");
+        assert!(other.synchronize(Duration::from_secs(60)).unwrap());
+        assert!(third.synchronize(Duration::from_secs(60)).unwrap());
+        seen[writers as usize][readers as usize] += 1;
+        bench.put(at, &got);
+        if staged {
+            bench.put(STAGING + skew, &got);
+        }
+        match by_kernel {
+            true => named(&mut bench, NUMBER, (to, len)),
+            false => bench.put(PLACE, &flag::place(NUMBER, (to, KEY), len as u64)),
+        }
+        sent(&mut bench, &message, (Status::SUCCESS, false), writers);
+        received(&mut bench, NUMBER, (Status::SUCCESS, len as u64), device);
+        // The slot was never free.
+        bench.check(&what);
+    }
+    // Two or three blocks write for two or three that read.
+    let seldom = (1..4).flat_map(|w| (1..4).map(move |r| (w, r)));
+    assert!(seldom.clone().all(|(w, r)| seen[w][r] > 0), "{seen:?}");
+}
+
+/// The message is in place when every block has shown its part. Until then the receive changes nothing.
+#[test]
+fn message_without_the_line_of_one_block_is_no_message() {
+    use Status as S;
+    for (threads, shares) in THREADS.into_iter().flat_map(|t| [1, 2, 3].map(|b| (t, b))) {
+        // The lines of the head, of the length, and of 1 and of 5 blocks.
+        for (blocks, missing) in [1, 5]
+            .into_iter()
+            .flat_map(|b| (0..4 + b).map(move |m| (b, m)))
+        {
+            for failed in [false, true] {
+                let what = format!(
+                    "{threads} threads, {shares} shares, {blocks} blocks, {missing}, {failed}"
+                );
+                let (len, device) = (5000, (missing + shares as usize).is_multiple_of(2));
+                let mut bench = Bench::new(threads);
+                let message = lay_out(&mut bench, NUMBER, 0, len);
+                sent(&mut bench, &message, (S::SUCCESS, false), blocks as u32);
+                let at = ROOM + 8 * missing;
+                let whole = u64::from_le_bytes(bench.image[at..at + 8].try_into().unwrap());
+                let old = if missing == 1 {
+                    whole - 1
+                } else {
+                    whole ^ 1 << 32
+                };
+                bench.put64(at, old);
+                bench.load();
+                let mut receive: Unpack<1> = Unpack {
+                    staging: bench.addr(FROM),
+                    ..receive(&bench, NUMBER, &[(MEMORY + 1, LONG_LEN)])
+                };
+                if device {
+                    receive = in_device(&bench, receive);
+                }
+                assert_eq!(read(&bench, &receive, shares), shares);
+                assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+                bench.check_but(&[COUNT], &what);
+                if failed {
+                    bench.store64(WORD + 8, word(NUMBER, FAILED, 13));
+                } else {
+                    bench.store64(at, whole);
+                    bench.put(MEMORY + 1, &bytes(len));
+                }
+                bench.run();
+                let ends = if failed {
+                    (S(13), 0)
+                } else {
+                    (S::SUCCESS, len as u64)
+                };
+                received(&mut bench, NUMBER, ends, device);
+                bench.check(&what);
+            }
+        }
     }
 }
 
-/// The memory of the receive may be another's by now.
+/// The head shows a message that is longer than its receive: the sender has obeyed no answer.
+#[test]
+fn message_elsewhere_that_is_too_long_is_invalid() {
+    for (threads, shares) in THREADS.into_iter().flat_map(|t| [1, 2, 3].map(|b| (t, b))) {
+        for len in [LONG_LEN + 1, 1 << 33] {
+            let mut bench = Bench::new(threads);
+            let message = lay_out(&mut bench, NUMBER, 0, 0);
+            let message = Direct {
+                len: len as u64,
+                ..message
+            };
+            sent(&mut bench, &message, (Status::SUCCESS, false), 2);
+            bench.load();
+            let receive: Unpack<1> = receive(&bench, NUMBER, &[(MEMORY, LONG_LEN)]);
+            read(&bench, &receive, shares);
+            bench.run();
+            received(&mut bench, NUMBER, (Status::BAD_RESPONSE, 0), false);
+            bench.check(&format!("{threads} threads, {shares} shares, {len} bytes"));
+        }
+    }
+}
+
+/// The memory of the receive may be another's by now. The failure of the peer ends a wait for the credit
+/// too, by either word.
 #[test]
 fn message_to_a_lost_peer_writes_no_receive() {
-    for (by, known) in [By::One, By::Two]
-        .map(|by| [(by, false), (by, true)])
-        .concat()
-    {
-        let mut bench = Bench::new(32);
-        let message = lay_out(&mut bench, 0, 100);
-        let to = bench.addr(MEMORY);
-        let place = flag::place(NUMBER, to, 100);
-        bench.put(PLACE, &place);
-        bench.memory.write(PLACE, &place).unwrap();
-        bench.store64(READY_WORD, word(NUMBER + 1, FAILED, 13));
-        bench.store64(LOST, 1);
-        let message = Direct {
-            to: if known { to } else { 0 },
-            ..message
+    for (threads, blocks) in THREADS.into_iter().flat_map(|t| [1, 2, 3].map(|b| (t, b))) {
+        for (early, posted, credit) in [
+            (true, true, false),
+            (true, false, false),
+            (false, false, false),
+            (false, false, true),
+        ] {
+            let mut bench = Bench::new(threads);
+            let message = lay_out(&mut bench, NUMBER, 0, len_of(blocks));
+            let (stream, to) = (bench.stream.clone(), bench.addr(MEMORY));
+            if posted {
+                bench.store(PLACE, &flag::place(NUMBER, (to, KEY), message.len));
+            }
+            if !early {
+                send(&mut bench, &stream, &message, 3);
+                assert!(!bench.runs_within(Duration::from_millis(1)));
+            }
+            bench.store64(LOST, 1);
+            if credit {
+                bench.store64(CREDIT, NUMBER + (1 << 62));
+                assert!(!bench.runs_within(Duration::from_millis(1)));
+            }
+            bench.store64(READY_WORD, word(NUMBER + 1, FAILED, 13));
+            if early {
+                send(&mut bench, &stream, &message, 3);
+            }
+            bench.run();
+            if !posted {
+                passed_on(&bench, &message, 0, blocks);
+            }
+            sent(&mut bench, &message, (Status(13), false), blocks);
+            bench.check(&format!(
+                "{threads} threads, {blocks} blocks, {early}, {posted}, {credit}"
+            ));
+        }
+    }
+}
+
+/// Of numbers before and after wraps: the kernels of both sides, by the name that one of them stores, or
+/// by the words.
+#[test]
+fn messages_near_wraps_are_copied() {
+    let mut bench = Bench::new(1);
+    for (number, by_words) in numbers_near_wraps().flat_map(|n| [(n, false), (n, true)]) {
+        let (len, what) = (len_of(2), format!("{number:#x}, {by_words}"));
+        let message = lay_out(&mut bench, number, 0, len);
+        let (other, to) = (bench.stream.gpu().stream().unwrap(), bench.addr(MEMORY));
+        let receive: Unpack<1> = in_device(&bench, receive(&bench, number, &[(MEMORY, len)]));
+        if !by_words {
+            name(&bench, &bench.stream, number, (to, len));
+        }
+        read(&bench, &receive, 2);
+        let blocks = if by_words {
+            let blocks = send(&mut bench, &other, &message, 2);
+            assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+            bench.check(&what);
+            bench.store64(CREDIT, number.wrapping_sub(16));
+            assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+            // The receiver does not take the announcement of a message that it waits for.
+            bench.store64(INFO, to);
+            bench.store64(READY_WORD, word(number, READY, len as u64));
+            blocks
+        } else {
+            assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+            send(&mut bench, &other, &message, 2)
         };
-        send(&bench, &bench.stream, &message, by);
         bench.run();
-        sent(&mut bench, 100, (Status(13), None));
-        let go: Vec<usize> = (GO..GO + 32).step_by(8).collect();
-        bench.check_but(&go, &format!("{by:?}, known {known}"));
+        assert!(other.synchronize(Duration::from_secs(60)).unwrap());
+        scattered(&mut bench, &[(MEMORY, len)], len);
+        if by_words {
+            bench.put64(WORD, word(number, ANNOUNCE, len as u64));
+            passed_on(&bench, &message, to, blocks);
+        } else {
+            named(&mut bench, number, (to, len));
+        }
+        sent(&mut bench, &message, (Status::SUCCESS, false), blocks);
+        received(&mut bench, number, (Status::SUCCESS, len as u64), true);
+        bench.check(&what);
+    }
+}
+
+/// The name has the lines that a kernel of the sender reads.
+#[test]
+fn memory_of_a_receive_is_named_by_six_lines() {
+    for threads in THREADS {
+        let mut bench = Bench::new(threads);
+        let places = [
+            (0x1234_5678_9abc_def0, 3 << 32 | 1),
+            (1, 0),
+            (u64::MAX, usize::MAX),
+        ];
+        for (number, place) in numbers_near_wraps().flat_map(|n| places.map(|p| (n, p))) {
+            lay_out(&mut bench, number, 0, 0);
+            name(&bench, &bench.stream, number, place);
+            bench.run();
+            named(&mut bench, number, place);
+            bench.check(&format!("{threads} threads, {number:#x}, {place:?}"));
+        }
+    }
+}
+
+/// Enqueues the kernel that waits for the name of the receive.
+fn relay(bench: &Bench, number: u64) {
+    let relay = Relay {
+        place: bench.addr(PLACE),
+        ready: bench.addr(READY_WORD),
+        info: bench.addr(INFO),
+        number,
+        report: bench.addr(RELAYED),
+    };
+    let report = bench.memory.word64(RELAYED).unwrap();
+    let passed = (&report, REPORTED + 1);
+    // SAFETY: as above.
+    unsafe { bench.kernels.relay(&bench.stream, &relay, passed) }.unwrap();
+}
+
+/// Puts the words of a relayed place into the image.
+fn relayed(bench: &mut Bench, number: u64, (addr, len): (u64, usize)) {
+    let place = Place {
+        addr,
+        keys: [Some(KEY), None, None, None],
+    };
+    bench.put(INFO, &place.encode());
+    bench.put64(READY_WORD, word(number, READY, len as u64));
+    bench.put64(RELAYED, REPORTED + 1);
+}
+
+/// The place and its word in host memory are those of the CPU for the same receive. They come when the
+/// last line does.
+#[test]
+fn name_of_a_receive_is_relayed_as_its_place_and_ready_word() {
+    let place = (0x1234_5678_9abc_def0, 3 << 32 | 1);
+    let mut bench = Bench::new(1);
+    for (number, missing) in numbers_near_wraps().flat_map(|n| (0..7).map(move |m| (n, m))) {
+        let what = format!("{number:#x}, line {missing}");
+        lay_out(&mut bench, number, 0, 0);
+        let mut lines = flag::place(number, (place.0, KEY), place.1 as u64);
+        match missing {
+            // Another high half.
+            6 => lines[32] ^= 1,
+            _ => lines[8 * missing + 4] ^= 1,
+        }
+        bench.store(PLACE, &lines);
+        relay(&bench, number);
+        assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+        bench.check(&what);
+        bench.store(PLACE, &flag::place(number, (place.0, KEY), place.1 as u64));
+        bench.run();
+        relayed(&mut bench, number, place);
+        bench.check(&what);
+    }
+}
+
+/// A reader of the ready word finds the place, on memory of weak order. The name comes from a kernel.
+#[test]
+fn place_becomes_visible_before_its_ready_word() {
+    let place = (0x1234_5678_9abc_def0, 777);
+    for seed in 0..60 {
+        let mut bench = Bench::with(1, seed, Some(Weak::seeded(seed)));
+        lay_out(&mut bench, NUMBER, 0, 0);
+        // The place of an older receive.
+        bench.store(INFO, &[0xff; 12]);
+        relay(&bench, NUMBER);
+        let other = bench.stream.gpu().stream().unwrap();
+        name(&bench, &other, NUMBER, place);
+        named(&mut bench, NUMBER, place);
+        relayed(&mut bench, NUMBER, place);
+        bench.run_until_is(READY_WORD, word(NUMBER, READY, 777));
+        bench.check(&format!("seed {seed}"));
+        bench.run();
+        assert!(other.synchronize(Duration::from_secs(60)).unwrap());
+        bench.check(&format!("seed {seed}"));
+    }
+}
+
+/// Words of the receive that are there, or come first, are kept; so is the failure of a lost peer.
+#[test]
+fn words_of_the_receive_are_not_relayed() {
+    for number in numbers_near_wraps().chain([NUMBER]) {
+        for w in [
+            word(number, READY, 99),
+            word(number, REFUSED, 0),
+            word(number.wrapping_add(16), READY, 7),
+            word(number.wrapping_add(1), FAILED, 13),
+        ] {
+            for early in [false, true] {
+                let what = format!("{number:#x}, {w:#x}, early {early}");
+                let mut bench = Bench::new(1);
+                lay_out(&mut bench, number, 0, 0);
+                if !early {
+                    relay(&bench, number);
+                    assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+                    bench.check(&what);
+                }
+                bench.store64(READY_WORD, w);
+                if early {
+                    relay(&bench, number);
+                }
+                bench.run();
+                bench.put64(RELAYED, REPORTED + 1);
+                bench.check(&what);
+            }
+        }
     }
 }

@@ -1,253 +1,840 @@
 //! Tests of messages in flagged rooms: the kernel that writes them ([`Flag`]), and the receiver's
 //! kernel that reads them.
 
-use super::unpack::{CONSUMED, ERROR, MEMORY, RESULT, SEQ, WORD, ended, payload, receive_into};
+use super::unpack::{
+    CONSUMED, COUNT, DEVICE_RESULT, ENDED, ERROR, MEMORY, RESULT, SEQ, VALUE, WORD, ended,
+    ended_in_device, in_device, payload, receive_into,
+};
 use super::*;
 use crate::wire::flag;
 
 /// Offsets in the bench's memory.
-const DONE: usize = 0x48;
-const CREDIT: usize = 0x50;
-const CREDIT_OF_HOST: usize = 0x58;
-const END: usize = 0x60;
-const FROM: usize = 0x100;
-const ROOM: usize = 0x3000;
-/// Bytes of the slot.
-const SLOT: usize = 4096;
+pub(super) const REPORT: usize = 0x48;
+pub(super) const CREDIT: usize = 0x50;
+pub(super) const CREDIT_OF_HOST: usize = 0x58;
+pub(super) const FROM: usize = 0x400;
+pub(super) const ROOM: usize = 0x4c00;
+pub(super) const LONG: usize = 0xa800;
+/// Bytes of the slot, and of a message in the long room.
+pub(super) const SLOT: usize = 1024;
+pub(super) const LONG_LEN: usize = 0x2800;
+/// The report before the message.
+pub(super) const REPORTED: u64 = 40;
 
 const THREADS: [u32; 4] = [1, 7, 32, 256];
-const FLAGGED: u64 = 8;
 /// The number of the message: its low half is that of the receive.
-const NUMBER: u64 = 5 << 32 | SEQ as u64;
+pub(super) const NUMBER: u64 = 5 << 32 | SEQ as u64;
+/// The mark of a message in the long room.
+const IN_LONG: u64 = 1 << 30;
 
-/// Puts everything before the kernels into the image: an old message in the room.
-fn lay_out(bench: &mut Bench, skew: usize, len: usize) {
+/// A message of `len` bytes at an address with this `skew`.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    number: u64,
+    skew: usize,
+    len: usize,
+    long: bool,
+    /// Lines that are written at least.
+    lines: usize,
+}
+
+const PLAIN: Message = Message {
+    number: NUMBER,
+    skew: 0,
+    len: 100,
+    long: false,
+    lines: 0,
+};
+
+impl Message {
+    fn lines_at(&self) -> usize {
+        if self.long { LONG } else { ROOM + 16 }
+    }
+
+    /// Lines that are written: they are written by twos.
+    fn all_lines(&self) -> usize {
+        self.len.div_ceil(4).max(self.lines).next_multiple_of(2)
+    }
+}
+
+pub(super) fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(payload).collect()
+}
+
+pub(super) fn line(number: u64, data: u64) -> u64 {
+    number << 32 | data & 0xffff_ffff
+}
+
+/// The words and rooms before message `number`: those of an older message.
+pub(super) fn lay_out_words(bench: &mut Bench, number: u64) {
     bench.clear();
-    bench.put64(WORD, 0);
-    bench.put64(WORD + 8, 0);
-    bench.put64(CONSUMED, 0);
+    let old = number.wrapping_sub(16);
+    bench.put64(WORD, word(old, EAGER, 3));
+    bench.put64(WORD + 8, word(old, EAGER, 3));
+    bench.put64(CONSUMED, word(old, TAKEN, 0));
     bench.put64(RESULT, 0);
     bench.put32(ERROR, 0);
-    bench.put64(DONE, 0);
-    bench.put(ROOM, &flag::before(NUMBER, flag::size(SLOT)));
-    let bytes: Vec<u8> = (0..len).map(payload).collect();
-    bench.put(FROM + skew, &bytes);
+    bench.put64(REPORT, REPORTED);
+    bench.put64(CREDIT, old.wrapping_sub(16));
+    bench.put64(CREDIT_OF_HOST, word(old.wrapping_sub(16), TAKEN, 0));
+    bench.put64(ENDED, VALUE - 5);
+    bench.put64(DEVICE_RESULT, 77);
+    bench.put32(COUNT, 0);
+    bench.put(ROOM, &flag::before(number, flag::size(SLOT)));
+    bench.put(LONG, &flag::before(number, flag::lines_len(LONG_LEN)));
 }
 
-fn message(bench: &Bench, skew: usize, len: usize) -> Flag {
+/// Puts everything before the kernels into the memory.
+fn lay_out(bench: &mut Bench, m: &Message) {
+    lay_out_words(bench, m.number);
+    bench.put(FROM + m.skew, &bytes(m.len));
+    bench.load();
+}
+
+/// Puts a written message into the image; `shares`: those that are reported.
+fn written(bench: &mut Bench, m: &Message, shares: u32) {
+    let mark = if m.long { IN_LONG } else { 0 };
+    bench.put64(ROOM, line(m.number, mark | m.len as u64));
+    bench.put64(ROOM + 8, line(m.number, m.number >> 32));
+    for at in 0..m.all_lines() {
+        let data = (4 * at..m.len.min(4 * at + 4)).rev();
+        let data = data.fold(0, |data, i| data << 8 | u64::from(payload(i)));
+        bench.put64(m.lines_at() + 8 * at, line(m.number, data));
+    }
+    bench.put64(REPORT, REPORTED + u64::from(shares));
+}
+
+fn params(bench: &Bench, m: &Message) -> Flag {
     Flag {
         slot: Credit::default(),
-        done: bench.addr(DONE),
-        serial: 9,
-        from: bench.addr(FROM + skew),
+        report: bench.addr(REPORT),
+        from: bench.addr(FROM + m.skew),
         room: bench.addr(ROOM),
-        pair: bench.addr(WORD),
-        len: len as u64,
-        lines: 0,
-        number: NUMBER,
+        long_room: if m.long { bench.addr(LONG) } else { 0 },
+        len: m.len as u64,
+        lines: m.lines as u64,
+        number: m.number,
+        shares: 1,
     }
 }
 
-fn write(bench: &Bench, stream: &Stream, message: &Flag) {
-    // SAFETY: the addresses are within the bench's memory, which outlives the run.
-    unsafe { bench.kernels.flag_all(stream, &[*message], Polls::None) }.unwrap();
+/// What the kernel of message `number` waits for.
+pub(super) fn slot(bench: &Bench, number: u64) -> Credit {
+    Credit {
+        credit: bench.addr(CREDIT),
+        taken: bench.addr(CREDIT_OF_HOST),
+        before: number.wrapping_sub(16),
+    }
 }
 
-/// Enqueues the receive, which polls.
-fn read<const N: usize>(bench: &Bench, segments: &[(usize, usize)]) {
-    let receive: Unpack<N> = Unpack {
-        flagged: bench.addr(ROOM),
-        credit: bench.addr(CREDIT),
-        number: NUMBER,
-        waits: 1,
-        ..receive_into(bench, segments, SLOT)
+/// The shares of a message of `len` bytes, at most `most`.
+fn shares_of(len: u64, most: u32) -> u32 {
+    len.div_ceil(4096).clamp(1, most.into()) as u32
+}
+
+/// Enqueues a message of at most `shares` shares, with a block for each; returns their number.
+fn write(bench: &Bench, stream: &Stream, message: &Flag, shares: u32) -> u32 {
+    write_by(bench, stream, message, [shares, shares])
+}
+
+/// As [`write`], with so many blocks if there are several shares.
+fn write_by(bench: &Bench, stream: &Stream, message: &Flag, [shares, blocks]: [u32; 2]) -> u32 {
+    let kernels = &bench.kernels;
+    let shares = match message.long_room {
+        0 => 1,
+        _ => shares_of(message.len, shares),
     };
-    let passed = bench.memory.word64(CONSUMED).unwrap();
+    let message = Flag {
+        shares: shares.into(),
+        ..*message
+    };
+    // SAFETY: the addresses are within the bench's memory, which outlives the run.
+    unsafe {
+        if shares == 1 || shares == blocks {
+            kernels
+                .flag_all(stream, &[message], Polls::Several)
+                .unwrap();
+        } else {
+            let block = kernels.block(message.len).grid([blocks, 1, 1]);
+            stream.launch(&kernels.flag, block, &message).unwrap();
+        }
+    }
+    shares
+}
+
+/// A receive of the message, which polls.
+pub(super) fn receive<const N: usize>(
+    bench: &Bench,
+    number: u64,
+    segments: &[(usize, usize)],
+) -> Unpack<N> {
+    Unpack {
+        flagged: bench.addr(ROOM),
+        long_room: bench.addr(LONG),
+        long_len: LONG_LEN as u64,
+        credit: bench.addr(CREDIT),
+        count: bench.addr(COUNT),
+        number,
+        waits: POLLS,
+        ..receive_into(bench, segments, SLOT)
+    }
+}
+
+/// Enqueues a receive that polls, of at most `shares` shares, with a block for each; returns their number.
+pub(super) fn read<const N: usize>(bench: &Bench, receive: &Unpack<N>, shares: u32) -> u32 {
+    read_by(bench, receive, [shares, shares])
+}
+
+/// As [`read`], with so many blocks if there are several shares.
+pub(super) fn read_by<const N: usize>(
+    bench: &Bench,
+    receive: &Unpack<N>,
+    [shares, blocks]: [u32; 2],
+) -> u32 {
+    let (kernels, stream) = (&bench.kernels, &bench.stream);
+    let wide = N == 1 && receive.capacity > receive.slot.into();
+    let shares = match wide {
+        true => shares_of(receive.capacity.min(receive.long_len), shares),
+        false => 1,
+    };
+    let receive = Unpack { shares, ..*receive };
+    let (at, value) = match receive.ended {
+        0 => (CONSUMED, receive.number << 48),
+        _ => (ENDED, VALUE),
+    };
+    let word = bench.memory.word64(at).unwrap();
+    let passed = Some((&word, value));
     // SAFETY: as above; the segments are disjoint.
     unsafe {
-        let passed = Some((&passed, u64::from(SEQ) << 48));
-        bench.kernels.unpack(&bench.stream, &receive, passed)
-    }
-    .unwrap();
-}
-
-fn word_of(kind: u64, len: usize) -> u64 {
-    word(u64::from(SEQ), kind, len as u64)
-}
-
-#[test]
-fn message_is_written_with_its_words() {
-    for (threads, skew) in THREADS.into_iter().flat_map(|t| [(t, 0), (t, 1), (t, 2)]) {
-        for (len, lines) in [(0, 0), (1, 0), (8, 0), (777, 1024), (SLOT, 0)] {
-            let mut bench = Bench::new(threads);
-            lay_out(&mut bench, skew, len);
-            bench.load();
-            let message = Flag {
-                lines,
-                ..message(&bench, skew, len)
+        if shares == 1 || shares == blocks {
+            kernels.unpack(stream, &receive, passed).unwrap();
+        } else {
+            let block = kernels.taking(&receive).grid([blocks, 1, 1]);
+            let kernel = match receive.is_usual() {
+                true => &kernels.take,
+                false => &kernels.unpack_1,
             };
-            write(&bench, &bench.stream, &message);
-            bench.run();
-            let mut room = vec![0; flag::size(SLOT)];
-            bench.memory.read(ROOM, &mut room).unwrap();
-            let bytes: Vec<u8> = (0..len).map(payload).collect();
-            assert_eq!(flag::payload(&room, NUMBER, len), Some(bytes));
-            // Lines behind the message are written only if that was requested.
-            let last = flag::size(4 * (lines as usize).max(len.div_ceil(4)));
-            let behind = flag::before(NUMBER, flag::size(SLOT) - last);
-            assert_eq!(room[last..], behind, "{len} bytes");
-            assert!(last < 8 || room[last - 4..last] == SEQ.to_le_bytes());
-            written(&mut bench, len);
-            bench.put(ROOM, &room);
-            bench.check(&format!("{len} bytes, {threads} threads"));
+            let launched = stream.launch_waiting(kernel, block, receive.bytes(), passed);
+            launched.unwrap();
         }
     }
+    shares
 }
 
-/// Puts the words of a written message into the image.
-fn written(bench: &mut Bench, len: usize) {
-    bench.put64(WORD, word_of(FLAGGED, len));
-    bench.put64(WORD + 8, word_of(FLAGGED, len));
-    bench.put64(DONE, 9);
+/// Puts the words of a receive of message `number` into the image.
+pub(super) fn received(bench: &mut Bench, number: u64, (status, len): (Status, u64), device: bool) {
+    let kind = match status {
+        Status::SUCCESS => TAKEN,
+        Status::TRUNCATED => TOO_LONG,
+        _ => FAILED,
+    };
+    let told = if kind == FAILED {
+        u64::from(status.0)
+    } else {
+        0
+    };
+    let ends = (status, len, word(number, kind, told));
+    bench.put64(CREDIT, number);
+    match device {
+        true => ended_in_device(bench, ends, true),
+        false => ended(bench, ends, true),
+    }
 }
 
-/// The slot is free once either word has the number of the message before, or a later one. Then the
-/// words of that message may still have to be stored by another stream.
+/// Puts the payload into the segments of the image.
+pub(super) fn scattered(bench: &mut Bench, segments: &[(usize, usize)], len: usize) {
+    let (payload, mut taken) = (bytes(len), 0);
+    for &(at, most) in segments {
+        let n = most.min(len - taken);
+        bench.put(at, &payload[taken..taken + n]);
+        taken += n;
+    }
+}
+
+/// Messages in the room, and in the long room by one to three blocks.
 #[test]
-fn message_waits_for_the_credit_of_its_slot_and_for_the_words_before_its_own() {
-    const BEFORE: u64 = NUMBER - 16;
-    // The word that is stored, its value, and whether the message is then written.
-    let credits = [
-        (CREDIT, BEFORE, Some(true)),
-        (CREDIT, BEFORE + 16, Some(true)),
-        (CREDIT, BEFORE - 16, None),
-        (CREDIT_OF_HOST, word(BEFORE, TAKEN, 0), Some(true)),
-        (CREDIT_OF_HOST, word(BEFORE + 1, TAKEN, 0), Some(true)),
-        (CREDIT_OF_HOST, word(BEFORE - 1, TAKEN, 0), None),
-        // The receive before has failed; the peer is lost.
-        (CREDIT_OF_HOST, word(BEFORE, FAILED, 13), Some(true)),
-        (CREDIT_OF_HOST, word(NUMBER + 1, FAILED, 13), Some(false)),
-        (END, 0, None),
+fn message_is_written_with_its_head() {
+    let short = [
+        (0, 0),
+        (1, 0),
+        (8, 0),
+        (13, 7),
+        (777, 255),
+        (777, 256),
+        (SLOT, 0),
     ];
-    for (threads, (at, value, free)) in THREADS.into_iter().flat_map(|t| credits.map(|c| (t, c))) {
-        for after in [false, true] {
-            let what = format!("{threads} threads, {at:#x} = {value:#x}, after {after}");
-            let mut bench = Bench::new(threads);
-            lay_out(&mut bench, 0, 100);
-            bench.put64(CREDIT, BEFORE - 16);
-            bench.put64(CREDIT_OF_HOST, word(BEFORE - 16, TAKEN, 0));
-            bench.put64(END, 4);
-            bench.load();
-            let message = Flag {
-                slot: Credit {
-                    credit: bench.addr(CREDIT),
-                    taken: bench.addr(CREDIT_OF_HOST),
-                    before: BEFORE,
-                    after: if after { bench.addr(END) } else { 0 },
-                    last: 5,
-                },
-                ..message(&bench, 0, 100)
-            };
-            write(&bench, &bench.stream, &message);
-            assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
-            if at != END {
-                bench.store64(at, value);
-            }
-            let ends = free.is_some_and(|written| !(written && after));
-            assert_eq!(bench.runs_within(Duration::from_millis(1)), ends, "{what}");
-            if free == Some(true) {
-                if after {
-                    bench.check(&what);
-                    bench.store64(END, 5);
-                    bench.run();
+    let long = [
+        (0, 5),
+        (3, 0),
+        (4096, 0),
+        (4099, 1031),
+        (9001, 0),
+        (9001, 2560),
+    ];
+    let all = |list: &[(usize, usize)], long| {
+        let message = move |&(len, lines)| Message {
+            len,
+            lines,
+            long,
+            ..PLAIN
+        };
+        list.iter().map(message).collect::<Vec<_>>()
+    };
+    let cases = [all(&short, false), all(&long, true)].concat();
+    for threads in THREADS {
+        let mut bench = Bench::new(threads);
+        for (skew, case) in (0..9).flat_map(|skew| cases.iter().map(move |c| (skew, c))) {
+            let m = Message { skew, ..*case };
+            for by in [[1, 1], [2, 2], [3, 3], [3, 1], [3, 2], [2, 5]] {
+                let shares = by[0];
+                // The soft GPU runs each thread as a fiber, which is slow.
+                let turn = skew + m.len + by[0] as usize + by[1] as usize;
+                if threads > 7 && !turn.is_multiple_of(7) {
+                    continue;
                 }
-                written(&mut bench, 100);
-                let mut room = vec![0; flag::size(SLOT)];
-                bench.memory.read(ROOM, &mut room).unwrap();
-                let bytes: Vec<u8> = (0..100).map(payload).collect();
-                assert_eq!(flag::payload(&room, NUMBER, 100), Some(bytes), "{what}");
-                bench.put(ROOM, &room);
-            }
-            bench.check(&what);
-            if free.is_none() {
-                // The stream may end.
-                bench.store64(CREDIT_OF_HOST, word(NUMBER, FAILED, 13));
+                lay_out(&mut bench, &m);
+                let (message, stream) = (params(&bench, &m), bench.stream.clone());
+                let got = write_by(&bench, &stream, &message, by);
+                let most = if m.long {
+                    m.len.div_ceil(4096).max(1)
+                } else {
+                    1
+                };
+                assert_eq!(got, shares.min(most as u32));
                 bench.run();
+                written(&mut bench, &m, got);
+                bench.check(&format!(
+                    "{m:?}, {threads} threads, shares and blocks {by:?}"
+                ));
             }
         }
+    }
+}
+
+/// Checks how a message ends that waits for its credit: the word that is stored, its value, and whether
+/// the message is then written (`None`: it still waits).
+fn credited(
+    bench: &mut Bench,
+    m: &Message,
+    shares: u32,
+    (at, value, free): (usize, u64, Option<bool>),
+) {
+    let what = format!("{m:?}, {shares} shares, {at:#x} = {value:#x}");
+    lay_out(bench, m);
+    let message = Flag {
+        slot: slot(bench, m.number),
+        ..params(bench, m)
+    };
+    let stream = bench.stream.clone();
+    let blocks = write(bench, &stream, &message, shares);
+    assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+    bench.check(&what);
+    bench.store64(at, value);
+    let ends = bench.runs_within(Duration::from_millis(1));
+    assert_eq!(ends, free.is_some(), "{what}");
+    if free == Some(true) {
+        written(bench, m, blocks);
+    }
+    bench.check(&what);
+    if free.is_none() {
+        // The stream may end.
+        bench.store64(CREDIT_OF_HOST, word(m.number, FAILED, 13));
+        bench.run();
+        bench.check(&what);
+    }
+}
+
+/// The credits of a message in a slot whose message before is `before`, and whether it is then written.
+fn credits(before: u64) -> [(usize, u64, Option<bool>); 16] {
+    let host = |number: u64, kind, len, free| (CREDIT_OF_HOST, word(number, kind, len), free);
+    let device = |ahead: u64, free| (CREDIT, before.wrapping_add(ahead), free);
+    [
+        device(0, Some(true)),
+        device(16, Some(true)),
+        device((1 << 61) - 1, Some(true)),
+        device(0_u64.wrapping_sub(16), None),
+        device(u64::MAX, None),
+        device(1 << 63, None),
+        host(before, TAKEN, 0, Some(true)),
+        host(before.wrapping_add(1), TAKEN, 0, Some(true)),
+        host(before.wrapping_add(16), TOO_LONG, 0, Some(true)),
+        host(before.wrapping_sub(1), TAKEN, MAX_LEN, None),
+        // The receive before has failed.
+        host(before, FAILED, 13, Some(true)),
+        // The peer is lost.
+        host(before.wrapping_add(17), FAILED, 13, Some(false)),
+        host(before.wrapping_add(1), FAILED, 13, Some(false)),
+        device(1 << 61, Some(false)),
+        device(1 << 62, Some(false)),
+        device((1 << 62) + 17, Some(false)),
+    ]
+}
+
+/// The slot is free once either word has the number of the message before, or a later one.
+#[test]
+fn message_waits_for_the_credit_of_its_slot() {
+    let long = Message {
+        len: 8200,
+        long: true,
+        ..PLAIN
+    };
+    for threads in THREADS {
+        let mut bench = Bench::new(threads);
+        for credit in credits(NUMBER - 16) {
+            credited(&mut bench, &PLAIN, 1, credit);
+            if threads < 256 {
+                credited(&mut bench, &long, 3, credit);
+            }
+        }
+    }
+}
+
+#[test]
+fn credits_of_messages_near_wraps_are_of_their_numbers() {
+    let mut bench = Bench::new(1);
+    for number in numbers_near_wraps() {
+        let m = Message { number, ..PLAIN };
+        for credit in credits(number.wrapping_sub(16)) {
+            credited(&mut bench, &m, 1, credit);
+        }
+    }
+}
+
+/// A slot that was never used needs no credit; one without a device word waits for the word in host
+/// memory.
+#[test]
+fn message_waits_for_the_words_that_it_has() {
+    let mut bench = Bench::new(1);
+    lay_out(&mut bench, &PLAIN);
+    let message = Flag {
+        slot: Credit {
+            credit: 0,
+            ..slot(&bench, NUMBER)
+        },
+        ..params(&bench, &PLAIN)
+    };
+    let stream = bench.stream.clone();
+    write(&bench, &stream, &message, 1);
+    bench.store64(CREDIT, NUMBER);
+    assert!(!bench.runs_within(Duration::from_millis(1)));
+    bench.store64(CREDIT_OF_HOST, word(NUMBER - 16, TAKEN, 0));
+    bench.run();
+    written(&mut bench, &PLAIN, 1);
+    bench.check("a word in host memory alone");
+}
+
+/// Once all blocks have reported, the source may be overwritten.
+#[test]
+fn report_is_behind_the_reads_of_the_source() {
+    for seed in 0..60 {
+        let threads = THREADS[1 + seed as usize % 3];
+        let shares = 1 + seed as u32 / 3 % 3;
+        let m = Message {
+            len: if shares == 1 { SLOT } else { 9001 },
+            skew: seed as usize % 2,
+            long: shares > 1,
+            ..PLAIN
+        };
+        let mut bench = Bench::with(threads, seed, Some(Weak::seeded(seed)));
+        lay_out(&mut bench, &m);
+        let (message, stream) = (params(&bench, &m), bench.stream.clone());
+        let blocks = write(&bench, &stream, &message, shares);
+        assert_eq!(blocks, shares);
+        bench.run_until_is(REPORT, REPORTED + u64::from(blocks));
+        bench.store(FROM, &vec![0xee; m.len + 1]);
+        bench.run();
+        written(&mut bench, &m, blocks);
+        bench.check(&format!("seed {seed}, {threads} threads, {blocks} blocks"));
     }
 }
 
 /// The reader polls before, while and after the message is written, on memory of weak order.
 #[test]
 fn polling_receive_takes_in_the_whole_message() {
-    for seed in 0..60 {
-        let threads = THREADS[seed as usize % THREADS.len()];
+    let mut seen = [[0; 4]; 2];
+    for seed in 0..200 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let threads = THREADS[rng.usize(..THREADS.len())];
         let mut bench = Bench::with(threads, seed, Some(Weak::seeded(seed)));
-        let (len, skew) = (seed as usize * 67 % SLOT, seed as usize % 5);
-        let cut = len / 3;
-        lay_out(&mut bench, skew, len);
-        bench.load();
-        let (first, rest) = ((MEMORY + 1, cut), (MEMORY + 0x2000, len - cut));
-        match seed % 2 {
-            0 => read::<1>(&bench, &[(MEMORY + skew, len)]),
-            _ => read::<SEGMENTS>(&bench, &[first, rest]),
-        }
+        let long = rng.bool();
+        let most = if long { LONG_LEN } else { SLOT };
+        // Around the width of two lines, or any.
+        let len = match rng.bool() {
+            true => (8 * rng.usize(..most / 8) + rng.usize(..5)).saturating_sub(2),
+            false => rng.usize(..=most),
+        };
+        let m = Message {
+            len,
+            skew: rng.usize(..9),
+            long,
+            ..PLAIN
+        };
+        // Large receives have several blocks.
+        let least = if rng.bool() { len } else { 9000.max(len) };
+        let (capacity, device) = (rng.usize(least..=LONG_LEN), rng.bool());
+        let cuts = [rng.usize(..=capacity), rng.usize(..=capacity)];
+        let (low, high) = (cuts[0].min(cuts[1]), cuts[0].max(cuts[1]));
+        let at = MEMORY + rng.usize(..9);
+        let whole = [(at, capacity)];
+        let parts = [
+            (at, low),
+            (at + low + 3, high - low),
+            (at + high + 8, capacity - high),
+        ];
+        lay_out(&mut bench, &m);
+        let message = params(&bench, &m);
         let other = bench.stream.gpu().stream().unwrap();
-        write(&bench, &other, &message(&bench, skew, len));
+        let (mut writers, writes_first) = (0, rng.bool());
+        let mut by = || [rng.u32(1..4), rng.u32(1..5)];
+        let (writer, reader) = (by(), by());
+        if writes_first {
+            writers = write_by(&bench, &other, &message, writer);
+            // Both run, or the reader starts late.
+            bench.runs_within(Duration::from_nanos(rng.u64(..2000)));
+        }
+        let readers = match rng.bool() {
+            true => {
+                let mut receive: Unpack<1> = receive(&bench, NUMBER, &whole);
+                if device {
+                    receive = in_device(&bench, receive);
+                }
+                scattered(&mut bench, &whole, len);
+                read_by(&bench, &receive, reader)
+            }
+            false => {
+                let mut receive: Unpack<SEGMENTS> = receive(&bench, NUMBER, &parts);
+                if device {
+                    receive = in_device(&bench, receive);
+                }
+                scattered(&mut bench, &parts, len);
+                read_by(&bench, &receive, reader)
+            }
+        };
+        if !writes_first {
+            writers = write_by(&bench, &other, &message, writer);
+        }
         bench.run();
         assert!(other.synchronize(Duration::from_secs(60)).unwrap());
-        let bytes: Vec<u8> = (0..len).map(payload).collect();
-        match seed % 2 {
-            0 => bench.put(MEMORY + skew, &bytes),
-            _ => {
-                bench.put(first.0, &bytes[..cut]);
-                bench.put(rest.0, &bytes[cut..]);
-            }
-        }
-        written(&mut bench, len);
-        bench.put64(CREDIT, NUMBER);
-        let taken = word_of(TAKEN, 0);
-        ended(&mut bench, (Status::SUCCESS, len as u64, taken), true);
-        let mut room = vec![0; flag::size(SLOT)];
-        bench.memory.read(ROOM, &mut room).unwrap();
-        bench.put(ROOM, &room);
-        bench.check(&format!("seed {seed}, {len} bytes, {threads} threads"));
+        seen[usize::from(long)][readers as usize] += 1;
+        written(&mut bench, &m, writers);
+        received(&mut bench, NUMBER, (Status::SUCCESS, len as u64), device);
+        bench.check(&format!(
+            "seed {seed}, {m:?}, {threads} threads, {writers} to {readers} shares, blocks {writer:?} {reader:?}"
+        ));
+    }
+    let seldom = seen.iter().flat_map(|seen| &seen[1..]).min();
+    assert!(seldom >= Some(&3), "{seen:?}");
+}
+
+/// A reader of the word that ends a receive finds the result, whatever blocks take its shares.
+#[test]
+fn device_result_becomes_visible_before_the_end_of_a_message_in_lines() {
+    for seed in 0..120 {
+        let by = [[1, 1], [3, 1], [3, 2], [3, 3]][seed as usize % 4];
+        let mut bench = Bench::with(1, seed, Some(Weak::seeded(seed)));
+        let m = Message {
+            len: 9001,
+            long: true,
+            ..PLAIN
+        };
+        lay_out(&mut bench, &m);
+        written(&mut bench, &m, 0);
+        bench.load();
+        let segment = [(MEMORY + 3, LONG_LEN)];
+        let receive: Unpack<1> = in_device(&bench, receive(&bench, NUMBER, &segment));
+        read_by(&bench, &receive, by);
+        bench.run_until_is(ENDED, VALUE + 9001);
+        scattered(&mut bench, &segment, m.len);
+        received(&mut bench, NUMBER, (Status::SUCCESS, 9001), true);
+        let what = format!("seed {seed}, shares and blocks {by:?}");
+        bench.check_but(&[CREDIT, COUNT], &what);
+        bench.run();
+        bench.check(&what);
     }
 }
 
-/// A message that is too long, and one whose sender failed while it wrote: the word ends the wait.
+/// Sources and destinations of every alignment, and lengths around those of a line and of two. The
+/// message is in one segment, or in two, of which the first ends in any part of the lines.
 #[test]
-fn message_that_is_too_long_or_torn_ends_the_receive_with_its_status() {
-    for (threads, torn) in THREADS.into_iter().flat_map(|t| [(t, false), (t, true)]) {
-        let (len, room) = (200, if torn { 200 } else { 150 });
+fn bytes_are_read_for_every_alignment() {
+    let lens = [0, 1, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 33, 64, 100];
+    for threads in [1, 7] {
         let mut bench = Bench::new(threads);
-        lay_out(&mut bench, 0, len);
-        bench.load();
-        write(&bench, &bench.stream, &message(&bench, 0, len));
-        bench.run();
-        let last = ROOM + flag::size(len) - 8;
-        if torn {
-            bench.memory.write(last, &[0; 8]).unwrap();
+        for (from, to) in (0..9).flat_map(|from| (0..9).map(move |to| (from, to))) {
+            for (len, long) in lens.into_iter().flat_map(|len| [(len, false), (len, true)]) {
+                if threads > 1 && (from + to + len) % 3 != 0 {
+                    continue;
+                }
+                let m = Message {
+                    skew: from,
+                    len,
+                    long,
+                    ..PLAIN
+                };
+                lay_out(&mut bench, &m);
+                let (message, stream) = (params(&bench, &m), bench.stream.clone());
+                write(&bench, &stream, &message, 1);
+                let cut = from.min(len);
+                let parts = [(MEMORY + to, cut), (MEMORY + 0x100 + to, len - cut)];
+                match long {
+                    true => {
+                        let receive = receive::<1>(&bench, NUMBER, &[(MEMORY + to, len)]);
+                        scattered(&mut bench, &[(MEMORY + to, len)], len);
+                        read(&bench, &receive, 1);
+                    }
+                    false => {
+                        let receive = receive::<SEGMENTS>(&bench, NUMBER, &parts);
+                        scattered(&mut bench, &parts, len);
+                        read(&bench, &receive, 1);
+                    }
+                }
+                bench.run();
+                written(&mut bench, &m, 1);
+                received(&mut bench, NUMBER, (Status::SUCCESS, len as u64), false);
+                bench.check(&format!("{m:?} to {to}, {threads} threads"));
+            }
         }
-        read::<1>(&bench, &[(MEMORY, room)]);
-        if torn {
-            assert!(!bench.runs_within(Duration::from_millis(1)));
-            let failed = word_of(FAILED, 13);
-            bench.store64(WORD, failed);
+    }
+}
+
+/// A message is complete when every line has its flag. Until then the receive changes nothing but its
+/// memory; in particular, the sender gets no credit. The failure of the sender ends it.
+#[test]
+fn message_without_one_line_is_no_message() {
+    let short = Message { len: 203, ..PLAIN };
+    let long = Message {
+        len: 9001,
+        long: true,
+        ..PLAIN
+    };
+    let cases = [(short, 1), (short, 3), (long, 1), (long, 2), (long, 3)];
+    for (threads, (m, shares)) in THREADS.into_iter().flat_map(|t| cases.map(|c| (t, c))) {
+        let mut bench = Bench::new(threads);
+        let last = m.lines_at() + 8 * (m.all_lines() - 1);
+        let middle = m.lines_at() + 8 * (2 * (m.all_lines() / 4) + 1);
+        let head = [ROOM, ROOM + 8];
+        let lines = [
+            m.lines_at(),
+            m.lines_at() + 8,
+            middle,
+            middle + 8,
+            last - 8,
+            last,
+        ];
+        for (i, at) in [&head[..], &lines[..]].concat().into_iter().enumerate() {
+            for failed in [false, true] {
+                let what = format!(
+                    "{m:?}, {threads} threads, {shares} shares, line {at:#x}, failed {failed}"
+                );
+                let device = (i + shares as usize).is_multiple_of(2);
+                lay_out(&mut bench, &m);
+                written(&mut bench, &m, 0);
+                let whole = u64::from_le_bytes(bench.image[at..at + 8].try_into().unwrap());
+                // An old message of another flag, or of another high half.
+                let old = match at == ROOM + 8 {
+                    true => whole - 1,
+                    false => whole ^ [1 << 32, 1 << 63][i % 2],
+                };
+                bench.put64(at, old);
+                bench.load();
+                let capacity = if shares > 1 { LONG_LEN } else { m.len };
+                let segment = [(MEMORY + 5, capacity)];
+                let mut receive: Unpack<1> = receive(&bench, NUMBER, &segment);
+                if device {
+                    receive = in_device(&bench, receive);
+                }
+                assert_eq!(read(&bench, &receive, shares), shares);
+                assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+                // Without the head, no byte is copied, and no block is done.
+                let copied = if head.contains(&at) { 0 } else { m.len };
+                let changed = [
+                    MEMORY + 5..MEMORY + 5 + copied,
+                    COUNT..COUNT + copied.min(4),
+                ];
+                bench.check_outside(&changed, &what);
+                if failed {
+                    bench.store64(WORD, word(NUMBER, FAILED, 13));
+                    bench.run();
+                    received(&mut bench, NUMBER, (Status(13), 0), device);
+                    bench.check_outside(&changed[..1], &what);
+                } else {
+                    bench.store64(at, whole);
+                    bench.run();
+                    scattered(&mut bench, &segment, m.len);
+                    received(&mut bench, NUMBER, (Status::SUCCESS, m.len as u64), device);
+                }
+                bench.check_outside(&changed[..usize::from(failed)], &what);
+            }
         }
+    }
+}
+
+/// The peer fails while the message comes: some blocks find the failure, the others the message.
+#[test]
+fn message_that_some_blocks_do_not_find_is_no_success() {
+    let mut raced = 0;
+    for seed in 0..200 {
+        let (threads, shares) = ([1, 7, 32][seed as usize % 3], 2 + seed as u32 / 3 % 2);
+        let elsewhere = seed % 5 == 0;
+        let device = seed % 2 == 0;
+        let mut bench = Bench::with(threads, seed, Some(Weak::seeded(seed)));
+        let m = Message {
+            len: 9001,
+            long: true,
+            ..PLAIN
+        };
+        lay_out(&mut bench, &m);
+        bench.store64(WORD, word(NUMBER, FAILED, 13));
+        let segment = [(MEMORY, LONG_LEN)];
+        let mut receive: Unpack<1> = receive(&bench, NUMBER, &segment);
+        if device {
+            receive = in_device(&bench, receive);
+        }
+        let blocks = read(&bench, &receive, shares);
+        let mut some = || bench.read64(COUNT) as u32 != 0 || bench.read64(CREDIT) == NUMBER;
+        assert!(bench.sim.host().wait_until(None, &mut some));
+        let done = bench.read64(COUNT) as u32 & 0xffff;
+        raced += u32::from(done > 0 && done < blocks);
+        // The sender has no kernel here, so nothing else is written.
+        written(&mut bench, &m, 0);
+        if elsewhere {
+            // The line of the block is missing.
+            bench.put64(ROOM, line(NUMBER, 1 << 31 | 1));
+            bench.put64(ROOM + 16, line(NUMBER, 9001));
+            bench.put64(ROOM + 24, line(NUMBER, 0));
+        }
+        let (rooms, lines) = (
+            bench.image[ROOM..][..32].to_vec(),
+            bench.image[LONG..][..8 * m.all_lines()].to_vec(),
+        );
+        bench.store(LONG, &lines);
+        bench.store(ROOM, &rooms);
         bench.run();
-        let end = |at: usize| {
-            let mut bytes = [0; 8];
-            bench.memory.read(at, &mut bytes).unwrap();
-            u64::from_le_bytes(bytes)
+        received(&mut bench, NUMBER, (Status(13), 0), device);
+        let what = format!("seed {seed}, {threads} threads, {done} of {blocks} blocks");
+        bench.check_outside(std::slice::from_ref(&(MEMORY..MEMORY + m.len)), &what);
+    }
+    assert!(raced >= 20, "{raced}");
+}
+
+/// A message that is longer than its receive, or than its room can be.
+#[test]
+fn message_that_is_too_long_ends_the_receive_with_its_status() {
+    use Status as S;
+    let too_long = |len: usize| (S::TRUNCATED, len as u64);
+    let bad = (S::BAD_RESPONSE, 0);
+    // The length in the head and where, the room of the receive, and how it ends.
+    let cases = [
+        (200, false, 150, too_long(200)),
+        (1, false, 0, too_long(1)),
+        (SLOT, false, SLOT - 1, too_long(SLOT)),
+        (SLOT + 1, false, LONG_LEN, bad),
+        (2000, true, 1999, too_long(2000)),
+        (LONG_LEN, true, 9000, too_long(LONG_LEN)),
+        (LONG_LEN + 1, true, LONG_LEN, bad),
+    ];
+    for (threads, (len, long, room, ends)) in
+        THREADS.into_iter().flat_map(|t| cases.map(|c| (t, c)))
+    {
+        for (shares, device) in [(1, false), (1, true), (3, false), (3, true)] {
+            let mut bench = Bench::new(threads);
+            lay_out(&mut bench, &PLAIN);
+            let mark = if long { IN_LONG } else { 0 };
+            bench.store64(ROOM, line(NUMBER, mark | len as u64));
+            bench.store64(ROOM + 8, line(NUMBER, NUMBER >> 32));
+            let mut receive: Unpack<1> = receive(&bench, NUMBER, &[(MEMORY, room)]);
+            if device {
+                receive = in_device(&bench, receive);
+            }
+            read(&bench, &receive, shares);
+            bench.run();
+            received(&mut bench, NUMBER, ends, device);
+            bench.check(&format!("{threads} threads, {shares} shares, {len} bytes"));
+        }
+    }
+}
+
+/// The words of a CPU that sends, and the failure of the sender, to a receive of several blocks.
+#[test]
+fn words_end_a_receive_of_several_blocks() {
+    use Status as S;
+    let cases = [
+        (word(NUMBER, EAGER, 700), (S::SUCCESS, 700)),
+        (word(NUMBER, EAGER, 0), (S::SUCCESS, 0)),
+        (word(NUMBER, TOO_LONG, 99_999), (S::TRUNCATED, 99_999)),
+        (word(NUMBER, FAILED, 13), (S(13), 0)),
+        (word(NUMBER + 1, FAILED, 13), (S(13), 0)),
+        (word(NUMBER, READY, 7), (S::BAD_RESPONSE, 0)),
+    ];
+    for (threads, (w, ends)) in THREADS.into_iter().flat_map(|t| cases.map(|c| (t, c))) {
+        for (by, device) in [
+            ([1, 1], true),
+            ([2, 2], false),
+            ([3, 3], true),
+            ([3, 2], false),
+            ([3, 5], true),
+        ] {
+            let what = format!("{threads} threads, shares and blocks {by:?}, {w:#x}");
+            let mut bench = Bench::new(threads);
+            lay_out(&mut bench, &Message { len: 700, ..PLAIN });
+            let mut receive: Unpack<1> = receive(&bench, NUMBER, &[(MEMORY + 1, LONG_LEN)]);
+            receive.payload = bench.addr(FROM);
+            if device {
+                receive = in_device(&bench, receive);
+            }
+            read_by(&bench, &receive, by);
+            assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+            bench.check(&what);
+            bench.store64(WORD, w);
+            // The first of both words has the message as well, which the credit lets the sender
+            // overwrite.
+            if w >> 44 & 0xf != FAILED {
+                assert_eq!(
+                    bench.runs_within(Duration::from_millis(1)),
+                    w >> 44 & 0xf == READY,
+                    "{what}"
+                );
+                bench.store64(WORD + 8, w);
+            }
+            bench.run();
+            if ends.0 == S::SUCCESS {
+                scattered(&mut bench, &[(MEMORY + 1, LONG_LEN)], ends.1 as usize);
+            }
+            received(&mut bench, NUMBER, ends, device);
+            bench.check(&what);
+        }
+    }
+}
+
+/// Sender and receiver of numbers before and after wraps, with the credit of the message before.
+#[test]
+fn messages_near_wraps_are_taken_in() {
+    let mut bench = Bench::new(1);
+    for (number, long) in numbers_near_wraps().flat_map(|n| [(n, false), (n, true)]) {
+        let m = Message {
+            number,
+            len: if long { 9001 } else { 100 },
+            long,
+            ..PLAIN
         };
-        let expected = match torn {
-            true => (result(Status(13), 0), word_of(FAILED, 13)),
-            false => (result(Status::TRUNCATED, 200), word_of(TOO_LONG, 0)),
+        let what = format!("{m:?}");
+        lay_out(&mut bench, &m);
+        let message = Flag {
+            slot: slot(&bench, number),
+            ..params(&bench, &m)
         };
-        assert_eq!((end(RESULT), end(CONSUMED)), expected, "{threads} threads");
-        assert_eq!(end(CREDIT), NUMBER);
-        assert!(torn || end(MEMORY) == u64::from_le_bytes([GUARD; 8]));
+        let segment = [(MEMORY, m.len)];
+        let receive: Unpack<1> = in_device(&bench, receive(&bench, number, &segment));
+        read(&bench, &receive, 2);
+        let other = bench.stream.gpu().stream().unwrap();
+        let blocks = write(&bench, &other, &message, 2);
+        assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
+        bench.check(&what);
+        bench.store64(CREDIT, number.wrapping_sub(16));
+        bench.run();
+        scattered(&mut bench, &segment, m.len);
+        written(&mut bench, &m, blocks);
+        received(&mut bench, number, (Status::SUCCESS, m.len as u64), true);
+        bench.check(&what);
     }
 }

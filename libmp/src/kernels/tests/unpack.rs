@@ -9,6 +9,12 @@ pub(super) const WORD: usize = 0x00;
 pub(super) const CONSUMED: usize = 0x10;
 pub(super) const RESULT: usize = 0x20;
 pub(super) const ERROR: usize = 0x34;
+/// The words in device memory of a receive that has them, and the number that comes with them.
+pub(super) const ENDED: usize = 0x60;
+pub(super) const DEVICE_RESULT: usize = 0x68;
+pub(super) const VALUE: u64 = 7 << 44;
+/// The count of blocks.
+pub(super) const COUNT: usize = 0x70;
 /// Payloads, in the slot and staged, of at most [`MOST`] bytes.
 pub(super) const PAYLOAD: usize = 0x100;
 const STAGING: usize = 0x3000;
@@ -48,13 +54,27 @@ pub(super) fn receive_into<const N: usize>(
         capacity: segments.iter().map(|(_, len)| *len as u64).sum(),
         staging: 0,
         flagged: 0,
+        long_room: 0,
+        long_len: 0,
         credit: 0,
+        ended: 0,
+        value: 0,
+        count: 0,
         slot: slot as u32,
-        seq: SEQ,
+        shares: 1,
         segments: segments.len() as u32,
         waits: 0,
         number: u64::from(SEQ),
         segment,
+    }
+}
+
+/// The receive with words in device memory.
+pub(super) fn in_device<const N: usize>(bench: &Bench, receive: Unpack<N>) -> Unpack<N> {
+    Unpack {
+        ended: bench.addr(ENDED),
+        value: VALUE,
+        ..receive
     }
 }
 
@@ -94,7 +114,10 @@ fn expect<const N: usize>(
     // tests are disjoint.
     unsafe { bench.kernels.unpack(&bench.stream, params, None) }.unwrap();
     bench.run();
-    ended(bench, ends, params.error != 0);
+    match params.ended {
+        0 => ended(bench, ends, params.error != 0),
+        _ => ended_in_device(bench, ends, params.error != 0),
+    }
     bench.check(what);
 }
 
@@ -104,6 +127,18 @@ pub(super) fn ended(bench: &mut Bench, (status, len, consumed): (Status, u64, u6
     bench.put64(RESULT, result(status, len));
     if status != Status::SUCCESS && tells {
         bench.put32(ERROR, status.0);
+    }
+}
+
+/// As [`ended`], of a receive with words in device memory.
+pub(super) fn ended_in_device(bench: &mut Bench, ends: (Status, u64, u64), tells: bool) {
+    let (status, len, _) = ends;
+    bench.put64(DEVICE_RESULT, result(status, len));
+    if status == Status::SUCCESS {
+        bench.put64(ENDED, VALUE + len);
+    } else {
+        ended(bench, ends, tells);
+        bench.put64(ENDED, VALUE);
     }
 }
 
@@ -166,12 +201,17 @@ fn every_word_ends_the_receive_with_its_status() {
         ),
         ("nothing", 0, false, bad),
     ];
-    for threads in THREADS {
+    let places = [(false, 0), (true, 0), (true, IN_HOST)];
+    for (threads, (device, waits)) in THREADS.into_iter().flat_map(|t| places.map(|p| (t, p))) {
         let mut bench = Bench::new(threads);
         for (name, word, stage, ends) in cases {
             lay_out(&mut bench, word);
             bench.load();
             let mut params = receive(&bench);
+            if device {
+                params = in_device(&bench, params);
+            }
+            params.waits = waits;
             if stage {
                 params.staging = bench.addr(STAGING + 5);
             }
@@ -184,7 +224,7 @@ fn every_word_ends_the_receive_with_its_status() {
                 let byte = if stage { staged } else { payload };
                 copy(&mut bench, ends.1 as usize, skip, byte);
             }
-            let what = format!("{name}, {threads} threads");
+            let what = format!("{name}, {threads} threads, in device {device} {waits}");
             expect(&mut bench, &params, ends, &what);
         }
     }
@@ -215,7 +255,7 @@ fn numbers_of_messages_wrap() {
         lay_out(&mut bench, word(u64::from(seq), DIRECT, 7));
         bench.load();
         let params = Unpack {
-            seq,
+            number: seq.into(),
             ..receive(&bench)
         };
         let ends = (Status::SUCCESS, 7, word(u64::from(seq), TAKEN, 0));
@@ -252,6 +292,32 @@ fn payload_becomes_visible_before_the_words() {
             }
             ended(&mut bench, ends, true);
             bench.check(&format!("seed {seed}"));
+        }
+    }
+}
+
+/// As above, of a receive with words in device memory: a reader of `ended` finds all other words.
+#[test]
+fn device_result_and_the_words_of_a_failure_become_visible_before_the_end() {
+    let seq = u64::from(SEQ);
+    for (seed, waits) in (0..100).flat_map(|seed| [(seed, 0), (seed, IN_HOST)]) {
+        for (kind, len, ends) in [RECEIVED, LATE] {
+            let mut bench = Bench::with(1, seed, Some(Weak::seeded(seed)));
+            lay_out(&mut bench, word(seq, kind, len));
+            bench.put64(ENDED, 0);
+            bench.load();
+            let params = Unpack {
+                waits,
+                ..in_device(&bench, receive(&bench))
+            };
+            // SAFETY: as in `expect`.
+            unsafe { bench.kernels.unpack(&bench.stream, &params, None) }.unwrap();
+            bench.run_until(ENDED);
+            if kind == EAGER {
+                copy(&mut bench, 40, 1, payload);
+            }
+            ended_in_device(&mut bench, ends, true);
+            bench.check(&format!("seed {seed}, kind {kind}"));
         }
     }
 }

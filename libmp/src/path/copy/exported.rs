@@ -79,6 +79,11 @@ impl Exported {
         Record::new(IPC, &self.slab.keys.to_bytes(&self.slab.region))
     }
 
+    /// Whether the CPU loads from it without an engine.
+    pub fn is_near(&self) -> bool {
+        self.slab.region.gpu().is_software()
+    }
+
     /// Its offset in the allocation.
     pub fn offset(&self) -> usize {
         self.offset

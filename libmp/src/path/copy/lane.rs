@@ -11,7 +11,7 @@ use super::stream::{LARGE, Tasks};
 use super::wqe::{BLOCK, MOST, Wqes};
 use super::{Copier, Piece, Span};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{Credit, Direct, Flag, MOST_CHUNKS, PUTS, Stamp};
+use crate::kernels::{Await, Credit, Direct, Flag, MOST_CHUNKS, Name, PUTS, Relay, Stamp};
 use crate::mutant::{Mutant, on};
 use crate::path::INLINE;
 
@@ -30,6 +30,12 @@ pub(super) enum Target {
     Room,
     /// A message, to the memory of its receive; a flagged room shows it. Only a stream posts it.
     Receive,
+    /// The name of the memory of a receive, to device memory. Only a stream posts it.
+    Name,
+    /// A wait for the credit of a message whose puts follow. Only a stream posts it.
+    Credit,
+    /// A wait for such a name, which is stored in host memory of this rank. Only a stream posts it.
+    Relay,
 }
 
 /// A put that is prepared on a lane, in flight, or done.
@@ -46,6 +52,8 @@ pub(crate) struct Put {
     /// A kernel waits until the slot of the message is free, or for its receive.
     pub(in crate::path) waits: bool,
     serial: u64,
+    /// The value of its report when it is done, unless it goes to memory.
+    pub(super) end: u64,
 }
 
 impl Put {
@@ -53,14 +61,25 @@ impl Put {
         self.slot.into()
     }
 
-    /// Whether a flagged room has it, or shows it.
-    pub fn is_flagged(self) -> bool {
+    /// Whether a kernel of its own kind executes it, and reports its end in device memory.
+    pub fn reports(self) -> bool {
         self.target != Target::Memory
     }
 
-    /// Whether one kernel waits for its receive and another copies it.
-    pub(super) fn has_two_kernels(&self) -> bool {
-        self.target == Target::Receive && self.large && self.waits
+    /// Whether its kernel waits until the slot of the message is free. One that waits for the name of a
+    /// receive is behind the announcement of the message, which needs the slot.
+    pub fn takes_credit(self) -> bool {
+        matches!(self.target, Target::Room | Target::Receive)
+    }
+
+    /// Whether it is a wait, which puts behind it must follow.
+    pub(super) fn is_credit(&self) -> bool {
+        self.target == Target::Credit
+    }
+
+    /// Whether its kernel waits for a receive.
+    pub fn waits_for_receive(self) -> bool {
+        self.target == Target::Receive
     }
 
     pub(super) fn serial(self) -> u64 {
@@ -132,10 +151,14 @@ pub(super) struct Slot {
     /// Its length in bytes, at most.
     pub len: u64,
     to: Span,
-    /// The parameters of a message to a flagged room, except the words of its lane.
+    /// The parameters of the kernel of a put that reports.
     pub flag: Flag,
-    /// The parameters of a message that a flagged room shows, except the words of its lane.
     pub direct: Direct,
+    pub name: Name,
+    pub relay: Relay,
+    pub credit: Await,
+    /// The report of the WQE when all its puts are done.
+    pub end: u64,
     /// Held until the put is done or enqueued on a stream.
     from: Sources,
 }
@@ -150,6 +173,10 @@ impl Slot {
             to: Span::default(),
             flag: Flag::default(),
             direct: Direct::default(),
+            name: Name::default(),
+            relay: Relay::default(),
+            credit: Await::default(),
+            end: 0,
             from: Sources::default(),
         }
     }
@@ -204,9 +231,11 @@ impl Lane {
     /// Whether a posted put is done, by the word of the last put of its list.
     fn is_done(&self, last: Put) -> bool {
         let done = self.wqes.done(last.slot());
+        let report = self.wqes.report(last.slot()).filter(|_| last.reports());
         // Pinned memory, which the CPU reaches: it cannot fail. Acquire: pairs with the release of
         // the kernel, or of the CPU in `complete`.
         done.load().unwrap_or(0) >= last.serial
+            || report.is_some_and(|report| report.load() >= last.end)
     }
 
     fn is_free(&self, at: usize) -> bool {
@@ -271,6 +300,7 @@ impl Lane {
             target: Target::Memory,
             waits: false,
             serial: self.count,
+            end: 0,
         }
     }
 
@@ -295,72 +325,100 @@ impl Lane {
         Ok(())
     }
 
-    /// Prepares a message of at most one piece to a flagged room of the receiver, and both of its
-    /// words to `pair`. Only a stream posts it. `lines`: as [`Flag::lines`].
-    #[inline]
-    pub fn flag(
-        &mut self,
-        piece: Option<Piece<'_>>,
-        [room, pair]: [Span; 2],
-        number: u64,
-        lines: u64,
-        credit: Credit,
-    ) -> Result<Put> {
+    /// Takes a WQE for a put that reports, and returns it with the address of its report. `piece`: its
+    /// source.
+    fn take_reporting(&mut self, piece: Option<Piece<'_>>) -> Result<(usize, u64)> {
         let at = self.take()?;
+        let report = self.wqes.make_report(at, &self.copier)?;
         let from = &mut self.slots[at].from;
         from.clear();
         if let Some(piece) = piece {
             from.push(piece.into());
         }
-        let put = self.begin(at, room, true);
-        let slot = &mut self.slots[at];
-        slot.flag = Flag {
-            slot: credit,
+        Ok((at, report))
+    }
+
+    /// Sets the state of a put that reports so many shares.
+    fn begin_reporting(&mut self, at: usize, to: Span, target: Target, shares: u64) -> Put {
+        let put = self.begin(at, to, true);
+        let end = self.slots[at].end + shares;
+        Put { target, end, ..put }
+    }
+
+    /// Prepares a message of at most one piece to a flagged room of the receiver, whose parameters but
+    /// the payload's are `params`. Only a stream posts it.
+    #[inline]
+    pub fn flag(&mut self, piece: Option<Piece<'_>>, room: Span, params: Flag) -> Result<Put> {
+        let (at, report) = self.take_reporting(piece)?;
+        let params = Flag {
+            report,
             from: piece.map_or(0, |piece| piece.addr()),
             room: room.addr,
-            pair: pair.addr,
-            len: slot.len,
-            lines,
-            number,
-            ..Flag::default()
+            len: piece.map_or(0, |piece| piece.len as u64),
+            ..params
         };
+        let params = Flag {
+            shares: match (params.long_room, &self.copier.kernels) {
+                (1.., Some(kernels)) => kernels.shares_of_flag(params.len).into(),
+                _ => 1,
+            },
+            ..params
+        };
+        let put = self.begin_reporting(at, room, Target::Room, params.shares);
+        self.slots[at].flag = params;
         Ok(Put {
-            target: Target::Room,
-            waits: credit.taken != 0 || credit.after != 0,
+            waits: params.slot.taken != 0,
             ..put
         })
     }
 
-    /// Prepares a message of one piece to the memory of its receive. `known`: this memory; else a
-    /// kernel waits for it. `params` has the words; [`Lane::end_in`] sets those of the result. Only a
-    /// stream posts it.
-    pub fn direct(
-        &mut self,
-        piece: Piece<'_>,
-        [room, pair]: [Span; 2],
-        known: Option<Span>,
-        params: Direct,
-    ) -> Result<Put> {
-        let at = self.take()?;
-        let from = &mut self.slots[at].from;
-        from.clear();
-        from.push(piece.into());
-        let put = self.begin(at, room, true);
-        let slot = &mut self.slots[at];
-        slot.direct = Direct {
-            to: known.map_or(0, |known| known.addr),
+    /// Prepares a message of one piece to the memory of its receive, for which a kernel waits. `params`
+    /// has the words; [`Lane::end_in`] sets those of the result. Only a stream posts it.
+    pub fn direct(&mut self, piece: Piece<'_>, room: Span, params: Direct) -> Result<Put> {
+        let (at, report) = self.take_reporting(Some(piece))?;
+        let len = piece.len as u64;
+        let kernels = self.copier.kernels.as_ref();
+        let shares = kernels.map_or(1, |kernels| {
+            kernels.shares_of_direct(len, params.room_lines)
+        });
+        let params = Direct {
+            report,
             from: piece.addr(),
-            len: slot.len,
+            len,
             room: room.addr,
-            pair: pair.addr,
+            shares: shares.into(),
             ..params
         };
-        Ok(Put {
-            large: slot.len > Direct::ALONE,
-            target: Target::Receive,
-            waits: known.is_none(),
-            ..put
-        })
+        let put = self.begin_reporting(at, room, Target::Receive, params.shares);
+        self.slots[at].direct = params;
+        Ok(Put { waits: true, ..put })
+    }
+
+    /// Prepares the name of a receive's memory, stored at `to`. Only a stream posts it.
+    pub fn name(&mut self, to: Span, params: Name) -> Result<Put> {
+        let (at, report) = self.take_reporting(None)?;
+        self.slots[at].name = Name {
+            report,
+            place: to.addr,
+            ..params
+        };
+        Ok(self.begin_reporting(at, to, Target::Name, 1))
+    }
+
+    /// Prepares a wait for the credit of a message. Only a stream posts it.
+    pub fn credit(&mut self, slot: Credit) -> Result<Put> {
+        let (at, report) = self.take_reporting(None)?;
+        self.slots[at].credit = Await { slot, report };
+        let put = self.begin_reporting(at, Span::default(), Target::Credit, 1);
+        Ok(Put { waits: true, ..put })
+    }
+
+    /// Prepares a wait for the name of a receive's memory. Only a stream posts it.
+    pub fn relay(&mut self, params: Relay) -> Result<Put> {
+        let (at, report) = self.take_reporting(None)?;
+        self.slots[at].relay = Relay { report, ..params };
+        let put = self.begin_reporting(at, Span::default(), Target::Relay, 1);
+        Ok(Put { waits: true, ..put })
     }
 
     /// Sets where the kernels of a message store a failure: the request's result, and the error word.
@@ -369,9 +427,12 @@ impl Lane {
         (direct.result, direct.error) = (result, error);
     }
 
-    /// The word that is set to a value when a put is done, posted or not.
+    /// The word that reaches a value when a put is done, posted or not.
     pub fn end_of(&self, put: Put) -> (&Word64, u64) {
-        (self.wqes.done(put.slot()), put.serial)
+        match self.wqes.report(put.slot()) {
+            Some(report) if put.reports() => (report.word(), put.end),
+            _ => (self.wqes.done(put.slot()), put.serial),
+        }
     }
 
     /// Prepares a get: a copy of the `len` bytes at `from` to `into`, after all earlier puts.
@@ -406,16 +467,6 @@ impl Lane {
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
         let word = bytes.len() == 8 && to.addr.is_multiple_of(8);
         self.capture(bytes, to, word)
-    }
-
-    /// As [`Lane::announce`], for words without an order among each other and with the puts behind
-    /// them, each stored whole.
-    pub fn put_lines(&mut self, lines: &[u8], to: Span) -> Result<Put> {
-        let put = self.capture(lines, to, true)?;
-        Ok(Put {
-            words: false,
-            ..put
-        })
     }
 
     fn capture(&mut self, bytes: &[u8], to: Span, words: bool) -> Result<Put> {
@@ -469,10 +520,6 @@ impl Lane {
         slot.state = PutState::Free;
         slot.from.clear();
         self.next = put.slot();
-        if put.is_flagged() {
-            // A later message may wait for it. Pinned memory, which the CPU reaches: it cannot fail.
-            let _ = self.wqes.done(put.slot()).store(put.serial);
-        }
         Ok(())
     }
 
@@ -483,7 +530,7 @@ impl Lane {
         let PutState::Posted(last) = slot.state else {
             return None;
         };
-        (!self.is_done(last)).then(|| (self.wqes.done(last.slot()), last.serial))
+        (!self.is_done(last)).then(|| self.end_of(last))
     }
 
     /// Makes `stream` wait until a put is done.
@@ -534,6 +581,12 @@ impl Lane {
         for at in 0..self.slots.len() {
             if self.slots[at].state == PutState::Lost {
                 let _ = self.wqes.done(at).store(self.slots[at].serial);
+                // A stream may wait for the report.
+                if let Some(report) = self.wqes.report(at)
+                    && let Err(e) = report.word().store(self.slots[at].end)
+                {
+                    tracing::debug!(target: "mp", "a stream may wait for a lost put: {e}");
+                }
             }
         }
     }
@@ -582,7 +635,7 @@ impl Lane {
     pub fn post(&mut self, put: Put) -> Result<()> {
         const OPERATION: &str = "post request";
         self.check(OPERATION)?;
-        if put.is_flagged() {
+        if put.reports() {
             let what = "a message to a flagged room is posted on a stream; post it there";
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }

@@ -275,6 +275,11 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    /// Its address.
+    pub fn addr(self) -> u64 {
+        self.addr
+    }
+
     /// The destination of a rendezvous message: the memory of its receive.
     ///
     /// # Errors

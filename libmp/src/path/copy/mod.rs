@@ -11,6 +11,7 @@
 mod exported;
 mod lane;
 mod memory;
+mod reports;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use gdsync::Gpu;
 use gdsync::gpu::Region;
 
+use crate::error::Result;
 use crate::kernels::Kernels;
 
 pub(crate) use exported::Exported;
@@ -29,6 +31,8 @@ use exported::Slabs;
 pub(crate) use lane::{AT_ONCE, Lane, Put, ROUND};
 use memory::Table;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
+pub(crate) use reports::Report;
+use reports::Reports;
 pub(crate) use stream::{Item, Tasks, launches, post_puts};
 
 /// The objects that the lanes of copies share. Clones refer to the same objects.
@@ -39,6 +43,7 @@ pub(crate) struct Copier {
     kernels: Option<Kernels>,
     table: Arc<Table>,
     slabs: Arc<Slabs>,
+    reports: Arc<Reports>,
     /// The number of lanes so far. Relaxed: only the numbers differ.
     lanes: Arc<AtomicU32>,
 }
@@ -51,12 +56,26 @@ impl Copier {
             kernels,
             table: Arc::new(Table::new(shares)),
             slabs: Arc::default(),
+            reports: Arc::new(Reports::new(gpu)),
             lanes: Arc::default(),
         }
     }
 
     fn next_lane(&self) -> u32 {
         self.lanes.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Takes reports, 0 at first.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::alloc`].
+    pub fn reports(&self, count: usize) -> Result<Vec<Report>> {
+        self.reports.take(count)
+    }
+
+    /// Reads the reports that the CPU cannot load.
+    pub fn refresh(&self) {
+        self.reports.refresh();
     }
 
     /// Keys for new memory.

@@ -9,7 +9,9 @@ use gdsync::{Status, Stream};
 use super::lane::{PutState, Target};
 use super::{Lane, Put};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{DIRECTS, Direct, FLAGS, Flag, Kernels, PUT_TASKS, PUTS, Polls, Puts};
+use crate::kernels::{
+    DIRECTS, Direct, FLAGS, Flag, Kernels, NAMES, Name, PUT_TASKS, PUTS, Polls, Puts,
+};
 use crate::path::uncaptured;
 
 /// Number of bytes from which a put has its own kernel launch.
@@ -53,6 +55,7 @@ impl Item {
 #[derive(Default)]
 pub(crate) struct Tasks {
     puts: Vec<Puts<PUTS>>,
+    names: Vec<Name>,
     flags: Vec<Flag>,
     directs: Vec<Direct>,
 }
@@ -60,19 +63,19 @@ pub(crate) struct Tasks {
 /// The number of kernels of consecutive puts, at most.
 pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
     let (mut large, mut groups, mut small) = (0, 0_usize, 0);
-    let (mut flagged, mut wordless) = (0_usize, false);
-    let (mut direct, mut places) = (0_usize, 0_usize);
+    let (mut names, mut flags, mut directs, mut relays) = (0_usize, 0_usize, 0_usize, 0);
+    let mut wordless = false;
     let mut before: Option<(u32, bool)> = None;
     for put in puts {
-        if put.is_flagged() {
+        if put.reports() {
             wordless |= before.is_some_and(|(_, words)| !words);
             before = None;
             match put.target {
-                Target::Receive if put.large => large += 1,
-                Target::Receive => direct += 1,
-                _ => flagged += 1,
+                Target::Relay | Target::Credit => relays += 1,
+                Target::Name => names += 1,
+                Target::Receive => directs += 1,
+                Target::Room | Target::Memory => flags += 1,
             }
-            places += usize::from(put.has_two_kernels());
             continue;
         }
         if before.is_none_or(|(lane, words)| words || lane != put.lane) || small == PUTS {
@@ -86,8 +89,8 @@ pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
     wordless |= before.is_some_and(|(_, words)| !words);
     let both = usize::from(wordless && groups > 1);
     let copies = large + groups.div_ceil(PUT_TASKS) + both;
-    let direct = direct.div_ceil(DIRECTS) + places.div_ceil(DIRECTS);
-    (copies + flagged.div_ceil(FLAGS) + direct) as u32
+    let messages = flags.div_ceil(FLAGS) + directs.div_ceil(DIRECTS);
+    (copies + names.div_ceil(NAMES) + messages + relays) as u32
 }
 
 /// Divides consecutive puts into the groups that one block each executes: puts of one lane up to
@@ -98,7 +101,7 @@ fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
         let (mut end, mut small) = (0, 0);
         for put in rest {
             small += usize::from(!put.large);
-            if put.lane != first.lane || small > PUTS || put.is_flagged() && end > 0 {
+            if put.lane != first.lane || small > PUTS || put.reports() && end > 0 {
                 break;
             }
             end += 1;
@@ -112,26 +115,50 @@ fn groups(mut rest: &[Put]) -> impl Iterator<Item = &[Put]> {
     })
 }
 
-/// Enqueues consecutive puts of `lanes`: first the large puts, each by as many blocks as it needs,
-/// then the others, a block for each group, then the messages to flagged rooms, a block for each,
-/// then those to the memory of their receives, also a block for each unless they are long: messages may
-/// wait for a peer that waits for the other puts. The blocks of a launch have no order, so the groups
-/// that end with a word have a launch behind those without one, whose bytes the word may announce.
-/// After an error, the lanes fail if a kernel was launched.
+/// Enqueues consecutive puts of `lanes`: those behind a wait for a credit follow it.
 pub(crate) fn post_puts(
     stream: &Stream,
     lanes: &mut [&mut Lane],
     puts: &[Put],
     tasks: &mut Tasks,
 ) -> Result<()> {
+    let mut posted = false;
+    for part in puts.chunk_by(|_, next| !next.is_credit()) {
+        if let Err(e) = post_part(stream, lanes, part, tasks) {
+            if posted {
+                // The remaining puts are not enqueued.
+                lanes
+                    .iter_mut()
+                    .for_each(|lane| lane.fail(Status::LOCAL_QP_OPERATION));
+            }
+            return Err(e);
+        }
+        posted = true;
+    }
+    Ok(())
+}
+
+/// Enqueues puts of which only the first may be a wait for a credit: this wait, then the large puts, each by as many blocks as it needs,
+/// then the others, a block for each group, and the names of receives. Then the messages to flagged
+/// rooms, those to the memory of their receives, and the waits for receives: they may
+/// wait for a peer that waits for the other puts. The blocks of a launch have no
+/// order, so the groups that end with a word have a launch behind those without one, whose bytes the
+/// word may announce. After an error, the lanes fail if a kernel was launched.
+fn post_part(
+    stream: &Stream,
+    lanes: &mut [&mut Lane],
+    puts: &[Put],
+    tasks: &mut Tasks,
+) -> Result<()> {
     let kernels = ready(stream, lanes)?;
-    let large = |put: &&Put| put.large && !put.is_flagged();
     let Tasks {
         puts: tasks,
+        names,
         flags,
         directs,
     } = tasks;
     tasks.clear();
+    names.clear();
     flags.clear();
     directs.clear();
     let mut bare = 0;
@@ -141,28 +168,36 @@ pub(crate) fn post_puts(
             let (Some(last), Some(lane)) = (group.last(), of(lanes, group)) else {
                 continue;
             };
+            let slot = &lane.slots[last.slot()];
             // The messages that wait are behind the others.
             match last.target {
-                Target::Room if last.waits == words => flags.push(lane.flag_task(*last)),
-                Target::Receive if last.waits == words => directs.push(lane.direct_task(*last)),
                 Target::Memory if last.words == words => {
                     tasks.push(lane.task(group.iter().filter(|put| !put.large), Some(*last)));
                 }
+                Target::Name if words => names.push(slot.name),
+                Target::Room if last.waits == words => flags.push(slot.flag),
+                Target::Receive if words => directs.push(slot.direct),
                 _ => {}
             }
         }
     }
     let (bare, announced) = tasks.split_at(bare);
     let mut launched = false;
-    let ends = |target, large| {
-        let waiting = puts
-            .iter()
-            .filter(move |put| put.waits && put.target == target);
-        let waiting = waiting.filter(move |put| put.large == large);
+    let of_kind = |target| puts.iter().filter(move |put| put.target == target);
+    let ends = |target| {
+        let waiting = of_kind(target).filter(|put| put.waits);
         Polls::of(waiting.filter_map(|put| Some(of(lanes, &[*put])?.end_of(*put))))
     };
     let mut enqueue = || -> Result<()> {
-        for put in puts.iter().filter(large) {
+        for put in of_kind(Target::Credit) {
+            if let Some(lane) = of(lanes, &[*put]) {
+                let (credit, end) = (&lane.slots[put.slot()].credit, lane.end_of(*put));
+                // SAFETY: the words belong to the lane and the channel, which the context keeps.
+                unsafe { kernels.await_credit(stream, credit, end) }?;
+                launched = true;
+            }
+        }
+        for put in of_kind(Target::Memory).filter(|put| put.large) {
             let Some(lane) = of(lanes, &[*put]) else {
                 continue;
             };
@@ -179,26 +214,23 @@ pub(crate) fn post_puts(
             unsafe { kernels.put_all(stream, tasks.iter())? };
             launched |= !tasks.is_empty();
         }
-        launched |= flags.len() > FLAGS;
-        // SAFETY: the words belong to the lane and the channel, which the context keeps; the source
-        // was alive when the message was prepared, and its memory stays accessible as that of other
-        // puts, above. The room, the pair and the memory of the receive are in memory of the peer
-        // that is mapped here.
-        unsafe { kernels.flag_all(stream, flags, ends(Target::Room, false)) }?;
-        let short = directs.iter().filter(|direct| !direct.is_long());
-        launched |= !flags.is_empty() || short.clone().count() > DIRECTS;
+        // SAFETY: as above. Rooms, places and the memory of receives are in memory of the peer that
+        // is mapped here; the other words belong to the lane and the channel, which the context keeps.
+        unsafe { kernels.name_all(stream, names) }?;
+        launched |= !names.is_empty() || flags.len() > FLAGS;
         // SAFETY: as above.
-        unsafe { kernels.direct_all(stream, short.clone(), ends(Target::Receive, false)) }?;
-        let long = directs.iter().filter(|direct| direct.is_long());
-        let waiting = long.clone().filter(|direct| direct.to == 0);
-        launched |= short.count() > 0 || waiting.clone().count() > DIRECTS;
+        unsafe { kernels.flag_all(stream, flags, ends(Target::Room)) }?;
+        launched |= !flags.is_empty() || directs.len() > DIRECTS;
         // SAFETY: as above.
-        unsafe { kernels.place_all(stream, waiting.clone(), ends(Target::Receive, true)) }?;
-        launched |= waiting.count() > 0;
-        for direct in long {
-            // SAFETY: as above.
-            unsafe { kernels.direct_large(stream, direct) }?;
-            launched = true;
+        unsafe { kernels.direct_all(stream, directs, ends(Target::Receive)) }?;
+        launched |= !directs.is_empty();
+        for put in of_kind(Target::Relay) {
+            if let Some(lane) = of(lanes, &[*put]) {
+                let (relay, end) = (&lane.slots[put.slot()].relay, lane.end_of(*put));
+                // SAFETY: as above.
+                unsafe { kernels.relay(stream, relay, end) }?;
+                launched = true;
+            }
         }
         Ok(())
     };
@@ -219,6 +251,7 @@ pub(crate) fn post_puts(
             for put in group {
                 let slot = &mut lane.slots[put.slot()];
                 slot.state = PutState::Posted(*last);
+                slot.end = slot.end.max(put.end);
                 slot.let_go();
             }
         }
@@ -273,11 +306,7 @@ impl Lane {
             return Ok(rdma::post_on(stream, &mut [], list)?);
         }
         ready(stream, &[&mut *self])?;
-        let more = items
-            .iter()
-            .filter_map(Item::put)
-            .filter(Put::has_two_kernels);
-        stream.check_room((list.len() + more.count()) as u32)?;
+        stream.check_room(list.len() as u32)?;
         let mut behind = items.iter().skip_while(|item| !item.is_put());
         match behind.any(Item::waits) {
             true => stream.hold_wait(|| self.enqueue(stream, list, items))?,
@@ -310,24 +339,6 @@ impl Lane {
             self.fail(Status::LOCAL_QP_OPERATION);
         }
         enqueued
-    }
-
-    /// The task of a message to a flagged room.
-    fn flag_task(&self, put: Put) -> Flag {
-        Flag {
-            done: self.wqes.done(put.slot()).addr().0,
-            serial: put.serial(),
-            ..self.slots[put.slot()].flag
-        }
-    }
-
-    /// The task of a message to the memory of its receive.
-    fn direct_task(&self, put: Put) -> Direct {
-        Direct {
-            done: self.wqes.done(put.slot()).addr().0,
-            serial: put.serial(),
-            ..self.slots[put.slot()].direct
-        }
     }
 
     /// The task of some puts; it reports that `last` is done.

@@ -3,7 +3,7 @@
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region, Word32, Word64};
 
-use super::{Piece, Span};
+use super::{Copier, Piece, Report, Span};
 use crate::error::Result;
 use crate::kernels::Patch;
 use crate::path::{INLINE, MOST_PIECES};
@@ -34,6 +34,8 @@ struct Block {
     memory: Region,
     /// By WQE: the serial number up to which its puts are done.
     done: Vec<Word64>,
+    /// By WQE: the number of blocks that have done their part of its messages; empty before the first.
+    reports: Vec<Report>,
 }
 
 /// The WQEs of a lane, in blocks of [`BLOCK`], and the word that stores that the lane failed.
@@ -61,7 +63,12 @@ impl Wqes {
         let memory = self.gpu.alloc(MemoryKind::Pinned, words + 8 * BLOCK)?;
         let word = |at: usize| memory.word64(words + 8 * at);
         let done = (0..BLOCK).map(word).collect::<Result<_, _>>()?;
-        self.blocks.push(Block { memory, done });
+        let reports = Vec::new();
+        self.blocks.push(Block {
+            memory,
+            done,
+            reports,
+        });
         Ok(())
     }
 
@@ -72,6 +79,20 @@ impl Wqes {
 
     pub fn done(&self, at: usize) -> &Word64 {
         &self.blocks[at / BLOCK].done[at % BLOCK]
+    }
+
+    /// The report of a WQE, if its block has reports.
+    pub fn report(&self, at: usize) -> Option<&Report> {
+        self.blocks[at / BLOCK].reports.get(at % BLOCK)
+    }
+
+    /// The address of the report of a WQE.
+    pub fn make_report(&mut self, at: usize, copier: &Copier) -> Result<u64> {
+        let reports = &mut self.blocks[at / BLOCK].reports;
+        if reports.is_empty() {
+            *reports = copier.reports(BLOCK)?;
+        }
+        Ok(reports[at % BLOCK].addr())
     }
 
     pub fn failed(&self) -> &Word32 {

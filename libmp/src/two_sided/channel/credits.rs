@@ -7,6 +7,7 @@ use super::{RecvChannel, has_come};
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Lane, List, Put};
+use crate::request::table::InDevice;
 
 /// A run of messages that one poster has taken and whose credits are not returned yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +84,16 @@ impl RecvChannel {
         self.side.credits.count(number, lane, stream, half)
     }
 
+    /// Notes a message that a kernel of `stream` takes in, which returns the credit in device memory and
+    /// stores its end there. The library returns the credit to the CPU of the sender.
+    pub fn take_in_device(&mut self, number: u64, stream: u64, report: InDevice) {
+        let slot = self.numbers.slot(number);
+        self.side.taking[slot] = Some((number, stream, report));
+        if let Some(run) = self.count(number, 0, None) {
+            self.keep_credit(run);
+        }
+    }
+
     /// A run whose credits can be returned and are not.
     pub fn credit_due(&mut self) -> Option<Run> {
         let (numbers, taken) = (self.numbers, &self.taken);
@@ -104,6 +115,11 @@ impl RecvChannel {
             self.side.credits.keep(run);
         }
         posted
+    }
+
+    /// The run that grows, if `stream` takes its messages: from now on kernels return the credits.
+    pub fn last_run(&mut self, lane: u8, stream: u64) -> Option<Run> {
+        self.side.credits.take_old(lane, Some(stream), u64::MAX)
     }
 
     /// A run of messages that `stream` has taken, one of which has the slot of message `number`: its

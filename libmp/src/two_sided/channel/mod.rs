@@ -4,10 +4,11 @@
 //! it also has *rooms*, one for each slot. It makes them when a receive of at most the eager limit
 //! is prepared, or when the sender asks, before its first eager message. For eager messages from
 //! stream to stream by `Path::Ipc` it has *flagged rooms* in device memory, which the first such
-//! receive of a stream makes. The sender has a *return block*: for each slot the address of the
+//! receive of a stream makes; the first large one also makes *long rooms*, for messages above the
+//! eager limit. The sender has a *return block*: for each slot the address of the
 //! receive (`place`), whether it is posted (`ready`) and whether its message was taken (`taken`). A
 //! sender to flagged rooms also has a *device block*, which its kernels poll: for each slot the number of
-//! the message that a kernel of the receiver has taken last (`credit`), and the place of the receive,
+//! the message that the receiver has taken last (`credit`), and the place of the receive,
 //! in lines with flags. Message n uses slot n modulo the depth on both sides,
 //! for every poster and every taker. So messages need no matching while they move: the n-th send
 //! under a tag matches the n-th receive.
@@ -38,11 +39,14 @@ use sending::Sending;
 
 /// Bytes of a slot's words in the mailbox.
 const PAIR: usize = 16;
-/// Bytes of the length of a message that a flagged room shows.
-const DIRECT_LEN: usize = 8;
-/// Bytes of a slot in the device block: for a place, and for what kernels pass on.
+/// Bytes of payload that a flagged room has at least: its lines also show the blocks that write a message
+/// elsewhere.
+const LEAST_ROOM: usize = 64;
+/// Bytes of a place in the device block. A slot has two: of its receive, and for the blocks of a kernel.
 const PLACE: usize = flag::PLACE.next_multiple_of(64);
-const GO: usize = 32;
+/// Added to a number, the credit that says that the peer is lost: kernels look for more than half of it
+/// (`device/mp_flag.hpp`).
+const LOST: u64 = 1 << 62;
 
 impl Shape {
     fn slots(&self) -> usize {
@@ -58,28 +62,19 @@ impl Shape {
         self.slots() * self.room()
     }
 
-    /// Bytes of a slot's flagged room.
-    fn flagged_room(&self) -> usize {
-        flag::size(self.room().max(DIRECT_LEN))
-    }
-
-    fn flagged_len(&self) -> usize {
-        self.slots() * self.flagged_room()
+    /// Bytes of payload in a slot's flagged room.
+    fn flagged_bytes(&self) -> usize {
+        self.room().max(LEAST_ROOM)
     }
 
     /// Where the device block has the place of a slot.
     fn place_at(&self, slot: usize) -> usize {
-        self.slots() * 8 + slot * PLACE
-    }
-
-    /// Where the device block has the words that the kernels of a message in this slot pass on.
-    fn go_at(&self, slot: usize) -> usize {
-        self.place_at(self.slots()) + slot * GO
+        self.slots() * 8 + slot * 2 * PLACE
     }
 
     /// Where the device block has the word that is set when the peer is given up.
     fn lost_at(&self) -> usize {
-        self.go_at(self.slots())
+        self.place_at(self.slots())
     }
 
     fn device_block_len(&self) -> usize {
@@ -213,6 +208,23 @@ fn not_open() -> Error {
 #[inline]
 pub(crate) fn has_come(at: &Word64, number: u64) -> bool {
     at.load().is_ok_and(|w| word::reached(w, number))
+}
+
+/// Refreshes a word that message `number` may get, if no message of its slot got it for so long that its
+/// 16 bits would soon compare as a later number. The check is made once in `WINDOW` messages for each slot:
+/// the word is then at most twice as old, which 16 bits still represent.
+fn refresh(at: &Word64, number: u64, depth: u32) {
+    if number % WINDOW >= u64::from(depth) {
+        return;
+    }
+    let age = |w: u64| (number as u16).wrapping_sub(word::parse(w).0);
+    if let Ok(now) = at.load()
+        && u64::from(age(now)) > WINDOW
+    {
+        // A word that the peer stores meanwhile is not overwritten. All messages before the window
+        // are taken. Pinned memory, which the CPU reaches: it cannot fail.
+        let _ = at.compare_swap(now, word::threshold(number.wrapping_sub(WINDOW)));
+    }
 }
 
 /// Releases every stream that waits for one of `words`.

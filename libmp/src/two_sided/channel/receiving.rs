@@ -5,13 +5,13 @@ use gdsync::Status;
 use gdsync::gpu::{Region, Word64};
 
 use super::{
-    Channel, Credits, PAIR, RecvChannel, WINDOW, adopt, check_aligned, not_open, store_failure,
+    Channel, Credits, PAIR, RecvChannel, adopt, check_aligned, not_open, refresh, store_failure,
 };
 use crate::error::{Error, Kind, Result};
 use crate::path::{Exported, Keys, Path, Paths, Put, Remote, Rights, Span};
-use crate::request::table::RequestKey;
+use crate::request::table::{InDevice, RequestKey};
 use crate::wire::control::{Flags, Shape};
-use crate::wire::flag;
+use crate::wire::flag::{self, Head};
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
@@ -29,12 +29,20 @@ pub(crate) struct Receiving {
     /// The rooms for eager messages that streams exchange by `Path::Ipc`, and the number of the first
     /// message that may use them.
     flagged: Option<(Exported, u64)>,
-    /// Whether it was tried to make them.
-    tried_flagged: bool,
-    /// The sender's device block, and its offset.
-    device_block: Option<(Remote, u64)>,
+    /// The long rooms, with the bytes of a message that has room in one; behind them a word for each
+    /// slot, for the blocks of a kernel.
+    long: Option<(Exported, u64, usize)>,
+    /// Whether it was tried to make the flagged rooms, and the long ones.
+    tried: [bool; 2],
+    /// The sender's device block, its offset, and the first message whose kernels look for a place there.
+    device_block: Option<(Remote, u64, u64)>,
     /// By slot: the last receive whose place was stored there.
     placed: Vec<Option<u64>>,
+    /// By slot: the last message that a kernel takes in which stores its end in device memory, and the
+    /// stream of the kernel.
+    pub(super) taking: Vec<Option<(u64, u64, InDevice)>>,
+    /// The last receive that was taken in was by the stream that posted it.
+    pub own: bool,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
     /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next
@@ -57,9 +65,12 @@ impl RecvChannel {
             taken_words,
             rooms: None,
             flagged: None,
-            tried_flagged: false,
+            long: None,
+            tried: [false; 2],
             device_block: None,
             placed: vec![None; shape.slots()],
+            taking: (0..shape.slots()).map(|_| None).collect(),
+            own: false,
             receives: vec![None; shape.slots()],
             ready_puts: vec![None; shape.slots()],
             credits: Credits::default(),
@@ -87,33 +98,88 @@ impl RecvChannel {
         self.side.rooms.is_some()
     }
 
-    /// Whether a receive on a stream makes the flagged rooms.
+    /// Whether a receive on a stream makes the flagged rooms, or the long ones if it is `large`.
     #[inline]
-    pub fn lacks_flagged(&self) -> bool {
-        self.path == Path::Ipc && !self.side.tried_flagged
+    pub fn lacks_flagged(&self, large: bool) -> bool {
+        let [flagged, long] = self.side.tried;
+        self.path == Path::Ipc && !(flagged && (long || !large))
     }
 
-    /// Makes the flagged rooms, from the next message on, if the driver exports device memory. `true`:
-    /// it made them.
+    /// Makes the flagged rooms, and the long ones for a `large` receive, from the next message on, if the
+    /// driver exports device memory. `true`: it made some.
     #[cold]
-    pub fn make_flagged(&mut self, paths: &Paths) -> bool {
-        self.side.tried_flagged = true;
+    pub fn make_flagged(&mut self, paths: &Paths, large: bool) -> bool {
         let from = self.numbers.next();
-        let made = paths.copier().exported(self.shape.flagged_len());
-        let clear = |rooms: &Exported| rooms.write(0, &flag::before(from, rooms.len()));
-        match made.and_then(|rooms| clear(&rooms).map(|()| rooms)) {
-            Ok(rooms) => self.side.flagged = Some((rooms, from)),
-            Err(e) => tracing::debug!(target: "mp", "messages use rooms in host memory: {e}"),
+        let (slots, mut made) = (self.shape.slots(), false);
+        let make = |len: usize, counts: usize| {
+            let rooms = paths.copier().exported(len + counts)?;
+            let mut bytes = flag::before(from, len);
+            bytes.resize(rooms.len(), 0);
+            rooms.write(0, &bytes)?;
+            Ok(rooms)
+        };
+        let refused = |e: Error| {
+            tracing::debug!(target: "mp", "messages use rooms in host memory: {e}");
+        };
+        if !std::mem::replace(&mut self.side.tried[0], true) {
+            let rooms = make(slots * flag::size(self.shape.flagged_bytes()), 8);
+            self.side.flagged = rooms.map_err(refused).ok().map(|rooms| (rooms, from));
+            made |= self.side.flagged.is_some();
         }
-        self.side.flagged.is_some()
+        let bytes = paths.long_message();
+        let useful = large && bytes > self.shape.room() && self.side.flagged.is_some();
+        if useful && !std::mem::replace(&mut self.side.tried[1], true) {
+            let rooms = make(slots * flag::lines_len(bytes), slots * 8);
+            self.side.long = rooms
+                .map_err(refused)
+                .ok()
+                .map(|rooms| (rooms, from, bytes));
+            made |= self.side.long.is_some();
+        }
+        self.side.tried[1] |= large;
+        made
     }
 
     /// The flagged rooms and the offset of that of message `number`; `None`: no message `number` is
     /// in one.
     fn flagged(&self, number: u64) -> Option<(&Exported, usize)> {
         let (rooms, from) = self.side.flagged.as_ref()?;
-        let at = self.numbers.slot(number) * self.shape.flagged_room();
+        let at = self.numbers.slot(number) * flag::size(self.shape.flagged_bytes());
         (number >= *from).then_some((rooms, at))
+    }
+
+    /// As [`RecvChannel::flagged`], of the long rooms, with the bytes of a message that has room.
+    fn long(&self, number: u64) -> Option<(&Exported, usize, usize)> {
+        let (rooms, from, bytes) = self.side.long.as_ref()?;
+        let at = self.numbers.slot(number) * flag::lines_len(*bytes);
+        (number >= *from).then_some((rooms, at, *bytes))
+    }
+
+    /// The address of the long room of message `number`, its bytes of payload, and the address of the
+    /// word for the blocks of its kernel; or zeros.
+    pub fn long_room(&self, number: u64) -> (u64, u64, u64) {
+        self.long(number).map_or((0, 0, 0), |(rooms, at, bytes)| {
+            let counts = self.shape.slots() * flag::lines_len(bytes);
+            let count = counts + 8 * self.numbers.slot(number);
+            (rooms.addr(at), bytes as u64, rooms.addr(count))
+        })
+    }
+
+    /// The word behind the flagged rooms that is set when the peer is given up, for kernels, or 0.
+    pub fn lost_addr(&self) -> u64 {
+        let at = self.shape.slots() * flag::size(self.shape.flagged_bytes());
+        let rooms = self.side.flagged.as_ref();
+        rooms.map_or(0, |(rooms, _)| rooms.addr(at))
+    }
+
+    /// Sets that word: kernels that start then name no memory to the peer.
+    pub fn set_lost(&self) {
+        let at = self.shape.slots() * flag::size(self.shape.flagged_bytes());
+        if let Some((rooms, _)) = &self.side.flagged
+            && let Err(e) = rooms.write(at, &1_u64.to_le_bytes())
+        {
+            tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
+        }
     }
 
     #[inline]
@@ -128,7 +194,11 @@ impl RecvChannel {
     }
 
     /// Sets the sender's device block.
-    pub fn open_device_block(&mut self, memory: &[Record], offset: u64) -> Result<()> {
+    pub fn open_device_block(
+        &mut self,
+        memory: &[Record],
+        (offset, from): (u64, u64),
+    ) -> Result<()> {
         if memory.is_empty() {
             // This rank could not map it.
             return Ok(());
@@ -140,7 +210,7 @@ impl RecvChannel {
         let memory = Remote::any(self.path, memory)?;
         memory.span(offset as usize, self.shape.device_block_len())?;
         check_aligned(&memory, offset, "a device block")?;
-        adopt(&mut self.side.device_block, (memory, offset))
+        adopt(&mut self.side.device_block, (memory, offset, from))
     }
 
     /// The address of the sender's credit for the slot of message `number`, for kernels, or 0.
@@ -148,7 +218,14 @@ impl RecvChannel {
     pub fn credit_addr(&self, number: u64) -> u64 {
         let at = (self.numbers.slot(number) * 8) as u64;
         let block = self.side.device_block.as_ref();
-        block.map_or(0, |(memory, offset)| memory.addr() + offset + at)
+        block.map_or(0, |(memory, offset, _)| memory.addr() + offset + at)
+    }
+
+    /// Whether the sender finds the credit of message `number` in its device block: the next message of the slot
+    /// was prepared when the block was there.
+    pub fn credits_in_device(&self, number: u64) -> bool {
+        let from = self.side.device_block.as_ref().map(|(_, _, from)| *from);
+        from.is_some_and(|from| number + u64::from(self.shape.depth) >= from)
     }
 
     /// Where a stream stores the place of the receive of `number` for kernels of the sender, which then
@@ -158,8 +235,10 @@ impl RecvChannel {
         let last = &mut self.side.placed[slot];
         // The lines of that receive would seem to be of this one.
         let alike = |last: u64| last != number && last as u32 == number as u32;
-        if let Some((memory, offset)) = &self.side.device_block
+        if let Some((memory, offset, from)) = &self.side.device_block
+            && number >= *from
             && !last.is_some_and(alike)
+            && self.side.flagged.is_some()
         {
             *last = Some(number);
             let at = *offset as usize + self.shape.place_at(slot);
@@ -168,28 +247,69 @@ impl RecvChannel {
         Ok(None)
     }
 
-    /// The payload of message `number`, of `len` bytes, in its flagged room; `None` while a part is
-    /// missing.
-    pub fn flagged_payload(&self, number: u64, len: usize) -> Result<Option<Vec<u8>>> {
-        let (rooms, at) = self.flagged(number).ok_or_else(not_open)?;
-        let mut bytes = vec![0; flag::size(len).min(self.shape.flagged_room())];
-        rooms.read(at, &mut bytes)?;
-        Ok(flag::payload(&bytes, number, len))
+    /// The word of message `number`, as a kernel composes it, if a flagged room has or shows the whole
+    /// message; else `None`. Without an access to host memory, this takes a copy of an engine or more.
+    pub fn shown(&self, number: u64) -> Option<u64> {
+        let (rooms, at) = self.flagged(number)?;
+        let read = |at: usize, len: usize| {
+            let mut bytes = vec![0; len];
+            rooms.read(at, &mut bytes).ok().map(|()| bytes)
+        };
+        let behind = at + flag::HEAD_LEN;
+        let (kind, len) = match flag::head(&read(at, flag::HEAD_LEN)?, number)? {
+            Head::Here(len) | Head::Long(len) => (WordKind::Flagged, len as u64),
+            Head::Elsewhere(blocks) => {
+                let len = flag::shown_len(blocks);
+                if len > flag::lines_len(self.shape.flagged_bytes()) {
+                    return None;
+                }
+                (
+                    WordKind::Direct,
+                    flag::shown(&read(behind, len)?, number, blocks)?,
+                )
+            }
+        };
+        Some(word::word(number, kind, len))
     }
 
-    /// The record of the memory of the flagged rooms, none if there are none, and where they are.
-    pub fn flagged_rooms(&self) -> (Vec<Record>, Flags) {
-        let Some((rooms, from)) = &self.side.flagged else {
-            return Default::default();
-        };
-        let offset = rooms.offset() as u64;
-        (
-            vec![rooms.record()],
-            Flags {
-                offset,
-                from: *from,
+    /// The payload of message `number`, of `len` bytes, in its flagged room or its long one; `None` while
+    /// a part is missing.
+    pub fn flagged_payload(&self, number: u64, len: usize) -> Result<Option<Vec<u8>>> {
+        let (rooms, at) = self.flagged(number).ok_or_else(not_open)?;
+        let mut head = [0; flag::HEAD_LEN];
+        rooms.read(at, &mut head)?;
+        let (rooms, at) = match flag::head(&head, number) {
+            Some(Head::Here(own)) if own == len && len <= self.shape.flagged_bytes() => {
+                (rooms, at + flag::HEAD_LEN)
+            }
+            Some(Head::Long(own)) if own == len => match self.long(number) {
+                Some((rooms, at, bytes)) if len <= bytes => (rooms, at),
+                _ => return Ok(None),
             },
-        )
+            _ => return Ok(None),
+        };
+        let mut lines = vec![0; flag::lines_len(len)];
+        rooms.read(at, &mut lines)?;
+        Ok(flag::payload(&lines, number, len))
+    }
+
+    /// The records of the memory of the flagged rooms and of the long ones, none if there are none, and
+    /// where they are.
+    pub fn flagged_rooms(&self) -> [(Vec<Record>, Flags); 2] {
+        let named = |rooms: &Exported, from: u64, bytes: usize| {
+            let flags = Flags {
+                offset: rooms.offset() as u64,
+                from,
+                bytes: bytes as u32,
+            };
+            (vec![rooms.record()], flags)
+        };
+        let (flagged, long) = (self.side.flagged.as_ref(), self.side.long.as_ref());
+        [
+            flagged.map(|(rooms, from)| named(rooms, *from, 0)),
+            long.map(|(rooms, from, bytes)| named(rooms, *from, *bytes)),
+        ]
+        .map(Option::unwrap_or_default)
     }
 
     /// The record of the rooms; none if there are none.
@@ -223,26 +343,31 @@ impl RecvChannel {
     }
 
     /// Whether the message has arrived, by that word.
-    pub fn has_come(&self, number: u64, large: bool) -> bool {
+    pub fn has_word(&self, number: u64, large: bool) -> bool {
         super::has_come(self.word(number, large), number)
     }
 
-    /// Refreshes the arrival word before message `number` is received, if only refused messages
-    /// used its slot for so long that the word's 16 bits would soon compare as a later number: a
-    /// refused message has no arrival word.
-    pub fn refresh_arrival(&self, number: u64) {
-        // As in `SendChannel::stale`.
-        if number % WINDOW >= u64::from(self.shape.depth) {
-            return;
+    /// The word of a message that has arrived, in host memory or in a flagged room; see
+    /// [`RecvChannel::shown`].
+    pub fn arrived(&self, number: u64, large: bool) -> Option<u64> {
+        let w = self.word(number, large).load().ok()?;
+        if word::reached(w, number) {
+            return Some(w);
         }
-        let arrival = self.word(number, true);
-        let age = |w: u64| (number as u16).wrapping_sub(word::parse(w).0);
-        if let Ok(now) = arrival.load()
-            && u64::from(age(now)) > WINDOW
-        {
-            // A message that arrives meanwhile is not overwritten. All messages before the window
-            // are taken. Pinned memory, which the CPU reaches: it cannot fail.
-            let _ = arrival.compare_swap(now, word::threshold(number.wrapping_sub(WINDOW)));
+        self.shown(number)
+    }
+
+    /// Whether the message has arrived.
+    pub fn has_come(&self, number: u64, large: bool) -> bool {
+        self.arrived(number, large).is_some()
+    }
+
+    /// Refreshes the words of message `number` before it is received, if only messages without these
+    /// words used its slot for so long that their 16 bits would soon compare as a later number: a
+    /// refused message has no arrival word, and one in a flagged room has none.
+    pub fn refresh_words(&self, number: u64) {
+        for large in [false, true] {
+            refresh(self.word(number, large), number, self.shape.depth);
         }
     }
 
@@ -299,6 +424,37 @@ impl RecvChannel {
         before.is_none_or(|before| self.is_taken(before))
     }
 
+    /// The word and its value for which a stream waits until the previous message in the slot of `number` was
+    /// taken; `None`: it was, or an earlier kernel of the stream takes it.
+    pub fn taken_before(&self, number: u64, stream: u64) -> Option<(&Word64, u64)> {
+        let before = self.numbers.previous(number)?;
+        if self.is_taken(before) {
+            return None;
+        }
+        match &self.side.taking[self.numbers.slot(number)] {
+            Some((taking, by, _)) if *taking == before && *by == stream => None,
+            Some((taking, _, report)) if *taking == before => Some((&report.word, report.value)),
+            _ => Some((self.taken(before), word::threshold(before))),
+        }
+    }
+
+    /// Stores that message `number`, which a kernel has taken in, was taken.
+    pub fn set_taken(&self, number: u64) {
+        if !self.is_taken(number) {
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            let taken = word::word(number, WordKind::Taken, 0);
+            let _ = self.taken(number).store(taken);
+        }
+    }
+
+    /// Whether the message seems to have arrived: its word has come, or its flagged room, if the CPU loads
+    /// from there, has it.
+    pub fn seems_to_have_come(&self, number: u64, large: bool) -> bool {
+        let rooms = self.side.flagged.as_ref();
+        let near = rooms.is_some_and(|(rooms, _)| rooms.is_near());
+        self.has_word(number, large) || near && self.shown(number).is_some()
+    }
+
     /// Where the receive of `number` writes its place, in the sender's memory.
     pub fn place(&self, number: u64) -> Result<Span> {
         self.span(self.numbers.slot(number) * Place::ROOM, Place::LEN)
@@ -318,9 +474,10 @@ impl RecvChannel {
 
     /// Whether the next message is in the mailbox, and no receive matches it.
     pub fn has_unexpected(&self) -> bool {
-        let word = self.first_word(self.numbers.next());
-        let short = |kind| matches!(kind, Some(WordKind::Eager | WordKind::Flagged));
-        self.has_rooms() && word.is_some_and(|(kind, _)| short(kind))
+        let next = self.numbers.next();
+        let word = self.first_word(next);
+        let short = |kind| matches!(kind, Some(WordKind::Eager));
+        self.has_rooms() && word.is_some_and(|(kind, _)| short(kind)) || self.shown(next).is_some()
     }
 
     /// Releases every stream that waits for a message, with `status`; for the end of the context.

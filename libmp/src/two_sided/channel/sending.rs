@@ -1,24 +1,23 @@
 //! The sending side of a channel: its return block, and the destinations of messages.
 
-use std::iter;
-
 use gdsync::Status;
 use gdsync::gpu::Word64;
 
 use super::{
-    Channel, DIRECT_LEN, PAIR, SendChannel, WINDOW, adopt, check_aligned, span, store_failure,
+    Channel, LOST, PAIR, PLACE, SendChannel, WINDOW, adopt, check_aligned, refresh, span,
+    store_failure,
 };
 use crate::error::Result;
-use crate::kernels::{Credit, Direct};
+use crate::kernels::{Credit, Direct, Flag, Relay};
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, Exported, Keys, Lane, List, Paths, Piece, Put, Remote, Rights, Span};
+use crate::path::{Batch, Exported, Keys, List, Path, Paths, Piece, Put, Remote, Rights, Span};
 use crate::request::entry::{Late, Outgoing};
 use crate::wire::control::{Flags, Shape};
 use crate::wire::flag;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
-/// Messages after which every line of a flagged room is written again, and after which a room that was
+/// Messages after which every line of a room is written again, and after which a room that was
 /// not is used no more: a line's flag has 32 bits of the number.
 const REWRITE: u64 = 1 << 30;
 const STALE: u64 = 1 << 31;
@@ -35,14 +34,11 @@ pub(crate) struct Sending {
     pub asked: bool,
     /// The peer's rooms for eager messages.
     rooms: Option<Remote>,
-    /// The peer's flagged rooms, and where they are.
-    flagged: Option<(Remote, Flags)>,
-    /// By slot: the message that last wrote every line of its flagged room; empty before the first.
-    whole: Vec<u64>,
+    /// The peer's flagged rooms, and its long rooms.
+    flagged: Option<Rooms>,
+    long: Option<Rooms>,
     /// The device block.
     device_block: Option<Exported>,
-    /// By slot: the last message to its flagged room; empty before the first.
-    sent: Vec<Option<Sent>>,
     /// By slot: the receive is posted.
     ready: Vec<Word64>,
     /// Stamps that kernels write and the NIC reads; allocated on first use.
@@ -52,47 +48,79 @@ pub(crate) struct Sending {
     lates: Vec<Box<Late>>,
 }
 
-/// What a stream does before a message: waits until words reach values, then a store of a value.
+/// Rooms of the peer in device memory, one for each slot.
+struct Rooms {
+    memory: Remote,
+    flags: Flags,
+    /// By slot: the message that last wrote every line of its room; empty before the first.
+    whole: Vec<u64>,
+}
+
+impl Rooms {
+    /// Rooms of `size` bytes for `slots` slots.
+    fn read(
+        path: Path,
+        memory: &[Record],
+        flags: Flags,
+        size: usize,
+        slots: usize,
+    ) -> Result<Rooms> {
+        let memory = Remote::any(path, memory)?;
+        // All rooms are in the memory.
+        memory.span(flags.offset as usize, size.saturating_mul(slots))?;
+        check_aligned(&memory, flags.offset, "flagged rooms")?;
+        let whole = Vec::new();
+        Ok(Rooms {
+            memory,
+            flags,
+            whole,
+        })
+    }
+
+    /// Whether message `number`, in this slot, may use its room: its flags are not of a message so old
+    /// that they would seem to be its own. A message that is prepared behind a later one of its slot uses
+    /// none, because the later one may have written every line.
+    fn take(&self, slot: usize, number: u64) -> Option<u64> {
+        let whole = self.whole.get(slot).copied().unwrap_or(self.flags.from);
+        let age = number.wrapping_sub(whole);
+        (number >= self.flags.from && age < STALE).then_some(age)
+    }
+
+    /// The room of `size` bytes of message `number`, and whether the message writes every line.
+    fn room(&self, slot: usize, number: u64, size: usize) -> Result<Option<(Span, bool)>> {
+        let Some(age) = self.take(slot, number) else {
+            return Ok(None);
+        };
+        let room = self
+            .memory
+            .span(self.flags.offset as usize + slot * size, size)?;
+        Ok(Some((room, age >= REWRITE)))
+    }
+
+    /// Notes that message `number` writes every line.
+    fn note(&mut self, slot: usize, slots: usize, number: u64) {
+        self.whole.resize(slots, self.flags.from);
+        self.whole[slot] = number;
+    }
+}
+
+/// What a stream does before a message: waits until a word reaches a value, or, by a kernel, for a credit, then
+/// a store of a value.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct LeadIn<'a> {
-    pub waits: [Option<(&'a Word64, u64)>; 2],
+    pub wait: Option<(&'a Word64, u64)>,
+    pub credit: Option<Credit>,
     pub store: Option<(&'a Word64, u64)>,
 }
 
 impl<'a> LeadIn<'a> {
     pub fn add_to<const N: usize>(self, list: &mut List<'a, N>) {
-        for (word, value) in self.waits.into_iter().flatten() {
+        if let Some((word, value)) = self.wait {
             list.wait(word, value, false);
         }
         if let Some((word, value)) = self.store {
             list.store(word, value);
         }
-    }
-}
-
-/// A message to a flagged room. Its kernel stores its words without an order to the credit for it, so
-/// the next words in its slot are stored behind it: by the same stream, or once `end` has reached
-/// `serial`.
-struct Sent {
-    copied: Copied,
-    /// One of an earlier message of the slot that was in flight when this one was prepared first.
-    before: Option<Copied>,
-}
-
-/// A message, the stream that copies it, and the word that is set to a value behind it.
-#[derive(Clone)]
-struct Copied {
-    number: u64,
-    stream: u64,
-    end: Word64,
-    serial: u64,
-}
-
-impl Copied {
-    fn is_done(&self) -> bool {
-        // Pinned memory, which the CPU reaches: it cannot fail. Acquire: pairs with the release of
-        // the kernel behind the words.
-        self.end.load().unwrap_or(0) >= self.serial
     }
 }
 
@@ -106,9 +134,8 @@ impl SendChannel {
             asked: false,
             rooms: None,
             flagged: None,
-            whole: Vec::new(),
+            long: None,
             device_block: None,
-            sent: Vec::new(),
             ready: shape.words(&block, |slot| shape.ready_at(slot))?,
             stamps: None,
             lates: Vec::new(),
@@ -147,16 +174,24 @@ impl SendChannel {
         adopt(&mut self.side.rooms, rooms)
     }
 
-    /// Sets the peer's flagged rooms, if it has any.
-    pub fn open_flagged(&mut self, memory: &[Record], flags: Flags) -> Result<()> {
-        if memory.is_empty() {
-            return Ok(());
+    /// Sets the peer's flagged rooms, and its long rooms, if it has any.
+    pub fn open_flagged(
+        &mut self,
+        [flagged, long]: [&[Record]; 2],
+        [flags, long_flags]: [Flags; 2],
+    ) -> Result<()> {
+        let (path, slots) = (self.path, self.shape.slots());
+        let bytes = self.shape.flagged_bytes();
+        if !flagged.is_empty() {
+            let rooms = Rooms::read(path, flagged, flags, flag::size(bytes), slots)?;
+            adopt_rooms(&mut self.side.flagged, rooms)?;
         }
-        let memory = Remote::any(self.path, memory)?;
-        // All rooms are in the memory.
-        memory.span(flags.offset as usize, self.shape.flagged_len())?;
-        check_aligned(&memory, flags.offset, "flagged rooms")?;
-        adopt(&mut self.side.flagged, (memory, flags))
+        if !long.is_empty() {
+            let size = flag::lines_len(long_flags.bytes as usize);
+            let rooms = Rooms::read(path, long, long_flags, size, slots)?;
+            adopt_rooms(&mut self.side.long, rooms)?;
+        }
+        Ok(())
     }
 
     /// Makes the device block, if the peer has flagged rooms. Returns the record of its memory and its
@@ -194,137 +229,170 @@ impl SendChannel {
         bytes
     }
 
-    /// What the kernel of message `number`, posted by `stream`, waits for.
-    fn credit(&self, number: u64, stream: u64) -> Credit {
-        let slot = self.numbers.slot(number);
-        let mut credit = Credit::default();
-        if let Some((taken, before)) = self.blocked_by(number) {
-            let block = self.side.device_block.as_ref();
-            credit.credit = block.map_or(0, |block| block.addr(8 * slot));
-            (credit.taken, credit.before) = (taken.addr().0, before);
+    /// The address in the device block, or 0.
+    fn block_addr(&self, at: usize) -> u64 {
+        let block = self.side.device_block.as_ref();
+        block.map_or(0, |block| block.addr(at))
+    }
+
+    /// What the kernel of message `number` waits for.
+    fn credit(&self, number: u64) -> Credit {
+        let Some((taken, before)) = self.blocked_by(number) else {
+            return Credit::default();
+        };
+        Credit {
+            credit: self.block_addr(8 * self.numbers.slot(number)),
+            taken: taken.addr().0,
+            before,
         }
-        if let Some((end, serial)) = self.sent_before(number, Some(stream)) {
-            (credit.after, credit.last) = (end.addr().0, serial);
-        }
-        credit
     }
 
-    /// The word and its value behind which the words of message `number` are stored, if the last
-    /// message to the flagged room of its slot is of another poster, and in flight. `stream`: the
-    /// poster, or `None` for the CPU.
-    pub fn sent_before(&self, number: u64, stream: Option<u64>) -> Option<(&Word64, u64)> {
-        let before = self.copied_before(number)?;
-        (Some(before.stream) != stream).then_some((&before.end, before.serial))
-    }
-
-    /// The message to the flagged room of the slot before message `number`, if it is in flight.
-    fn copied_before(&self, number: u64) -> Option<&Copied> {
-        let sent = self.side.sent.get(self.numbers.slot(number))?.as_ref()?;
-        // The message itself may be prepared again, or behind a later one.
-        let mut all = iter::once(&sent.copied).chain(&sent.before);
-        all.find(|copied| copied.number < number && !copied.is_done())
-    }
-
-    /// The flagged room of message `number`, and the lines of its payload that are written again, or 0.
+    /// Prepares message `number` of at most one piece for the peer's flagged room, or for its long room.
     /// `None`: the peer has none for it.
-    fn flagged_room(&self, number: u64) -> Result<Option<(Span, usize)>> {
-        let Some((memory, flags)) = &self.side.flagged else {
-            return Ok(None);
-        };
-        let (slot, room) = (self.numbers.slot(number), self.shape.flagged_room());
-        let whole = self.side.whole.get(slot).copied().unwrap_or(flags.from);
-        if number < flags.from || number - whole >= STALE {
-            return Ok(None);
-        }
-        // A later message of the slot was prepared before, and is ordered by the credit alone: the
-        // receiver returns that of a message in host memory behind both of its words.
-        let sent = self.side.sent.get(slot).and_then(Option::as_ref);
-        if sent.is_some_and(|sent| sent.copied.number > number) {
-            return Ok(None);
-        }
-        let at = match on(Mutant::WrongRoom) {
-            true => (slot + 1) % self.shape.slots(),
-            false => slot,
-        };
-        let lines = match number - whole >= REWRITE {
-            true => flag::lines(self.shape.room().max(DIRECT_LEN)),
-            false => 0,
-        };
-        Ok(Some((
-            memory.span(flags.offset as usize + at * room, room)?,
-            lines,
-        )))
-    }
-
-    /// Notes that `put` writes message `number` to its flagged room, with so many lines again.
-    fn note_flagged(&mut self, lane: &Lane, put: Put, number: u64, stream: u64, lines: usize) {
-        let (slot, slots) = (self.numbers.slot(number), self.shape.slots());
-        if let (true, Some((_, flags))) = (lines > 0, &self.side.flagged) {
-            self.side.whole.resize(slots, flags.from);
-            self.side.whole[slot] = number;
-        }
-        if let Some((end, serial)) = lane.end_of(put) {
-            let before = self.copied_before(number).cloned();
-            let copied = Copied {
-                number,
-                stream,
-                end: end.clone(),
-                serial,
-            };
-            self.side.sent.resize_with(slots, || None);
-            self.side.sent[slot] = Some(Sent { copied, before });
-        }
-    }
-
-    /// Prepares message `number` of at most one piece for the peer's flagged room. `None`: the peer has
-    /// none for it.
     pub fn put_flagged<const N: usize>(
         &mut self,
         batch: &mut Batch<'_, N>,
         number: u64,
         piece: Option<Piece<'_>>,
-        stream: u64,
     ) -> Result<Option<Put>> {
-        let Some((room, lines)) = self.flagged_room(number)? else {
+        let (slot, slots) = (self.numbers.slot(number), self.shape.slots());
+        let (len, bytes) = (piece.map_or(0, Piece::len), self.shape.flagged_bytes());
+        let credit = self.credit(number);
+        let slot = match on(Mutant::WrongRoom) {
+            true => (slot + 1) % slots,
+            false => slot,
+        };
+        let Some(flagged) = &mut self.side.flagged else {
             return Ok(None);
         };
-        let (to, credit) = ([room, self.pair(number)?], self.credit(number, stream));
-        let put = batch.flag(piece, to, number, lines as u64, credit)?;
-        self.note_flagged(batch.of_lane(), put, number, stream, lines);
+        let Some((room, every)) = flagged.room(slot, number, flag::size(bytes))? else {
+            return Ok(None);
+        };
+        let params = Flag {
+            slot: credit,
+            number,
+            ..Flag::default()
+        };
+        if len <= self.shape.room() {
+            let lines = if every { flag::lines(bytes) as u64 } else { 0 };
+            let put = batch.flag(piece, room, Flag { lines, ..params })?;
+            if every {
+                flagged.note(slot, slots, number);
+            }
+            return Ok(Some(put));
+        }
+        let Some(long) = &mut self.side.long else {
+            return Ok(None);
+        };
+        let bytes = long.flags.bytes as usize;
+        if len > bytes {
+            return Ok(None);
+        }
+        let Some((long_room, every)) = long.room(slot, number, flag::lines_len(bytes))? else {
+            return Ok(None);
+        };
+        let params = Flag {
+            long_room: long_room.addr(),
+            lines: if every { flag::lines(bytes) as u64 } else { 0 },
+            ..params
+        };
+        let put = batch.flag(piece, room, params)?;
+        if every {
+            long.note(slot, slots, number);
+        }
         Ok(Some(put))
     }
 
-    /// Prepares message `number` of one piece for the memory of its receive, whose flagged room shows
-    /// it. `known`: this memory; else a kernel waits for it. `None`: the peer has no flagged room for
-    /// it.
+    /// Prepares message `number` of one piece for the memory of its receive, for which a kernel waits; the
+    /// flagged room shows it. `None`: the peer has no flagged room for it.
     pub fn put_direct(
         &mut self,
         batch: &mut Batch<'_>,
         number: u64,
         piece: Piece<'_>,
-        known: Option<Span>,
-        stream: u64,
     ) -> Result<Option<Put>> {
-        let (Some((room, lines)), Some(block)) =
-            (self.flagged_room(number)?, &self.side.device_block)
-        else {
-            return Ok(None);
-        };
-        let slot = self.numbers.slot(number);
+        let (slot, slots) = (self.numbers.slot(number), self.shape.slots());
+        let bytes = self.shape.flagged_bytes();
         let params = Direct {
-            slot: self.credit(number, stream),
-            place: block.addr(self.shape.place_at(slot)),
+            slot: self.credit(number),
+            place: self.block_addr(self.shape.place_at(slot)),
+            found: self.block_addr(self.shape.place_at(slot) + PLACE),
             ready: self.ready(number).addr().0,
             info: self.place_addr(number),
-            go: block.addr(self.shape.go_at(slot)),
-            lost: block.addr(self.shape.lost_at()),
-            lines: lines as u64,
+            lost: self.block_addr(self.shape.lost_at()),
+            room_lines: flag::lines(bytes) as u64,
+            pair: self.pair(number)?.addr(),
             number,
             ..Direct::default()
         };
-        let put = batch.direct(piece, [room, self.pair(number)?], known, params)?;
-        self.note_flagged(batch.of_lane(), put, number, stream, lines);
+        let (Some(flagged), Some(_)) = (&mut self.side.flagged, &self.side.device_block) else {
+            return Ok(None);
+        };
+        let Some((room, every)) = flagged.room(slot, number, flag::size(bytes))? else {
+            return Ok(None);
+        };
+        let lines = if every { params.room_lines } else { 0 };
+        let put = batch.direct(piece, room, Direct { lines, ..params })?;
+        if every {
+            flagged.note(slot, slots, number);
+        }
         Ok(Some(put))
+    }
+
+    /// Whether messages of `len` bytes go to long rooms.
+    pub fn has_long(&self, len: u64) -> bool {
+        let long = self.side.long.as_ref();
+        long.is_some_and(|long| len <= long.flags.bytes.into())
+    }
+
+    /// Whether message `number`, of one segment of `len` bytes, goes to a long room.
+    pub fn has_long_room(&self, number: u64, len: u64) -> bool {
+        let slot = self.numbers.slot(number);
+        let takes = |rooms: &Option<Rooms>| {
+            let rooms = rooms.as_ref();
+            rooms.is_some_and(|rooms| rooms.take(slot, number).is_some())
+        };
+        self.has_long(len) && takes(&self.side.flagged) && takes(&self.side.long)
+    }
+
+    /// The parameters of the kernel that finds the place of the receive of `number` in the device block;
+    /// `None`: there is no such block, or the place is known.
+    pub fn relay(&self, number: u64) -> Option<Relay> {
+        let block = self.side.device_block.as_ref()?;
+        let known = self.reply(number).is_some();
+        (!known).then(|| Relay {
+            place: block.addr(self.shape.place_at(self.numbers.slot(number))),
+            ready: self.ready(number).addr().0,
+            info: self.place_addr(number),
+            number,
+            ..Relay::default()
+        })
+    }
+
+    /// Looks for the place of the receive of `number` in the device block, as the kernel of
+    /// [`SendChannel::relay`] does.
+    pub fn find_place(&self, number: u64) {
+        let Some(block) = &self.side.device_block else {
+            return;
+        };
+        let mut lines = [0; flag::PLACE];
+        let slot = self.numbers.slot(number);
+        if self.reply(number).is_some()
+            || block.read(self.shape.place_at(slot), &mut lines).is_err()
+        {
+            return;
+        }
+        let Some((addr, key, len)) = flag::placed(&lines, number) else {
+            return;
+        };
+        let (info, ready) = (slot * Place::ROOM, word::word(number, WordKind::Ready, len));
+        let place = Place {
+            addr,
+            keys: [Some(key), None, None, None],
+        };
+        // Pinned memory, which the CPU reaches: it cannot fail.
+        let _ = self.memory.region().write(info, &place.encode());
+        let _ = self.ready(number).store(ready);
     }
 
     pub fn is_open(&self) -> bool {
@@ -352,9 +420,7 @@ impl SendChannel {
     /// Whether every message was taken.
     pub fn is_idle(&self) -> bool {
         let mut last = self.numbers.last(self.numbers.next());
-        let mut sent = self.side.sent.iter().flatten();
-        let taken = last.all(|number| self.is_taken(number));
-        !self.is_opening() && taken && sent.all(|sent| sent.copied.is_done())
+        !self.is_opening() && last.all(|number| self.is_taken(number))
     }
 
     /// The word, and the previous message in this slot, for which message `number` has to wait;
@@ -395,17 +461,19 @@ impl SendChannel {
         old.then_some(ready)
     }
 
-    /// What a stream does before message `number`: it waits until two words reach a value, for
-    /// credit and for the end of the message before, unless both are known. Before a `short` message
-    /// it also stores a value into a stale ready word. `by_kernel`: the kernel of the message waits.
+    /// Refreshes the ready word of message `number` before it is sent, as receives that streams post do not
+    /// write it.
+    pub fn refresh_ready(&self, number: u64) {
+        if self.side.device_block.is_some() {
+            refresh(self.ready(number), number, self.shape.depth);
+        }
+    }
+
+    /// What a stream does before message `number`: it waits for the credit, unless that is known. Before a
+    /// `short` message it also stores a value into a stale ready word. `by_kernel`: the kernel of the
+    /// message waits.
     #[inline]
-    pub fn lead_in(
-        &self,
-        number: u64,
-        short: bool,
-        stream: u64,
-        by_kernel: bool,
-    ) -> Result<LeadIn<'_>> {
+    pub fn lead_in(&self, number: u64, short: bool, by_kernel: bool) -> Result<LeadIn<'_>> {
         let blocked = self.blocked_by(number);
         let stale = self.stale(number).filter(|_| short);
         if let (None, Some(ready)) = (blocked, stale) {
@@ -415,19 +483,26 @@ impl SendChannel {
         if by_kernel && stale.is_none() {
             return Ok(LeadIn::default());
         }
-        let credit = blocked.map(|(taken, before)| (taken, word::threshold(before)));
+        // The credit is in one of two places.
+        let credit = self
+            .side
+            .device_block
+            .is_some()
+            .then(|| self.credit(number));
+        let credit = credit.filter(|credit| credit.taken != 0);
+        let blocked = blocked.filter(|_| credit.is_none());
         Ok(LeadIn {
-            waits: [credit, self.sent_before(number, Some(stream))],
+            wait: blocked.map(|(taken, before)| (taken, word::threshold(before))),
+            credit,
             store: stale.map(|ready| (ready, word::threshold(number))),
         })
     }
 
     /// The memory of the receive of `number`, if that receive is posted and has room for `len`
-    /// bytes, and `stream` waits for nothing before it writes there.
-    pub fn known_place(&self, number: u64, len: u64, stream: u64) -> Option<Span> {
-        let free = self.sent_before(number, Some(stream)).is_none();
+    /// bytes.
+    pub fn known_place(&self, number: u64, len: u64) -> Option<Span> {
         match self.reply(number)? {
-            (Some(WordKind::Ready), room) if len <= room && free => self.place(number).ok(),
+            (Some(WordKind::Ready), room) if len <= room => self.place(number).ok(),
             _ => None,
         }
     }
@@ -512,14 +587,25 @@ impl SendChannel {
     /// Releases every stream that waits in this channel, with `status`. Kernels that have not started
     /// then write into no receive.
     pub fn release(&self, status: Status) {
-        if let Some(block) = &self.side.device_block
-            && let Err(e) = block.write(self.shape.lost_at(), &1_u64.to_le_bytes())
-        {
-            tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
+        if let Some(block) = &self.side.device_block {
+            let lost = self.numbers.next().wrapping_add(LOST).to_le_bytes();
+            let credits = lost.repeat(self.shape.slots());
+            let told = block.write(self.shape.lost_at(), &1_u64.to_le_bytes());
+            if let Err(e) = told.and_then(|()| block.write(0, &credits)) {
+                tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
+            }
         }
         let words = self.side.ready.iter().chain(&self.taken);
         store_failure(words, self.numbers.next(), status);
     }
+}
+
+/// Sets rooms that the peer has named, which it may name again.
+fn adopt_rooms(known: &mut Option<Rooms>, rooms: Rooms) -> Result<()> {
+    let mut memory = known.as_ref().map(|known| (known.memory, known.flags));
+    adopt(&mut memory, (rooms.memory, rooms.flags))?;
+    known.get_or_insert(rooms);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -157,7 +157,8 @@ fn kind(ctx: &Context, tag: u32) -> Option<WordKind> {
     let state = ctx.engine().lock();
     let channel = state.receiving(1 - ctx.rank(), tag).unwrap();
     let newest = channel.numbers.next().wrapping_sub(1);
-    channel.first_word(newest)?.0
+    let shown = channel.shown(newest).and_then(|word| word::parse(word).1);
+    shown.or_else(|| channel.first_word(newest)?.0)
 }
 
 #[test]

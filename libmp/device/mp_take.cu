@@ -1,0 +1,80 @@
+// The receiver's kernel of the usual message: it polls a flagged room, and its receive has one segment
+// and ends in device memory. The code of a message in lines comes first and is short, because a kernel
+// that starts loads it; mp_unpack.cu has the general form.
+#include "mp_unpack.hpp"
+
+namespace mp {
+
+// The threads of a copy of a message that is not in lines.
+GDS_DEVICE void copy_rest(u64 to, u64 from, u64 len) {
+    auto* t = reinterpret_cast<unsigned char*>(to);
+    const auto* f = reinterpret_cast<const unsigned char*>(from);
+    const u64 words = ((to | from) & 7) == 0 ? len / 8 : 0;
+    GDS_NO_UNROLL
+    for (u64 i = threadIdx.x; i < words; i += blockDim.x) word_at(to)[i] = word_at(from)[i];
+    GDS_NO_UNROLL
+    for (u64 i = 8 * words + threadIdx.x; i < len; i += blockDim.x) t[i] = f[i];
+}
+
+GDS_DEVICE void take(const Unpack<1>& p) {
+    if (blockIdx.x >= p.shares) return;
+    start_next();
+    const bool wide = p.shares > 1;
+    const u32 number = seq(p);
+    const u64* lines = wide ? word_at(p.long_room) : room(p).lines();
+    const u64 mine = blockIdx.x * blockDim.x + threadIdx.x;
+    const bool has = 8 * mine < least(p.capacity, wide ? p.long_len : p.slot);
+    gds::Two ahead = none(number);
+    const u64 w = await(p, has ? lines + 2 * mine : nullptr, ahead);
+    gds::await_earlier_work();
+    const Word word = parse(w);
+    u32 looks = 0;
+    auto failed = [&] {
+        return ++looks % kLooks == 0 && parse(gds::load_acquire_sys(word_at(p.word))).kind == kFailed;
+    };
+    bool bad = false;
+    u32 done = 0;
+    const u64 most = least(p.capacity, wide ? p.long_len : p.slot);
+    const bool usual = word.kind == (wide ? kLongRoom : kFlagged) && word.len <= most;
+    if (__builtin_expect(usual, 1)) {
+        done = for_shares(p.shares, [&](Share s, u32) {
+            bad |= !read_lines(lines, number, 0, p.segment[0].addr, word.len, s, ahead, failed);
+        });
+        bad = blockDim.x > 1 ? __syncthreads_or(bad) != 0 : bad;
+        if (threadIdx.x != 0) return;
+        if (!is_last(p.count, p.shares, done, bad)) return;
+        if (__builtin_expect(bad, 0)) return end(p, w, {kSuccess, word.len, 0}, true);
+        // A kernel of the sender polls this word in its own device memory. All threads have read the
+        // lines.
+        if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
+        succeed(p, word.len);
+        return;
+    }
+    const bool leads = blockIdx.x == 0;
+    const Arrival a = arrival(p, word);
+    // A block that finds a failure in place of the message counts its shares as well.
+    bad = wide && word.kind == kFailed;
+    for_shares(p.shares, [&](Share, u32) { done++; });
+    if (leads && a.status == kSuccess) {
+        const Share all{threadIdx.x, blockDim.x};
+        gds::Two nothing = none(number);
+        if (a.lines) bad |= !read_lines(word_at(a.from), number, 0, p.segment[0].addr, a.len, all, nothing, failed);
+        if (a.elsewhere) {
+            bad = !await_blocks(room(p), all, failed);
+            // Each thread has waited for some of the blocks.
+            if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
+        }
+        if (!bad && !a.lines && a.from != 0) copy_rest(p.segment[0].addr, a.from, a.len);
+    }
+    if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
+    if (threadIdx.x == 0 && is_last(p.count, p.shares, done, bad)) end(p, w, a, bad);
+}
+
+template <u32 Capacity>
+using Takes = Tasks<Unpack<1>, Capacity>;
+
+}  // namespace mp
+
+GDS_KERNEL(mp_take, mp::Unpack<1>, p) { mp::take(p); }
+GDS_KERNEL(mp_take_all_8, mp::Takes<8>, p) { mp::share_all<mp::take>(p); }
+GDS_KERNEL(mp_take_all_26, mp::Takes<26>, p) { mp::share_all<mp::take>(p); }
