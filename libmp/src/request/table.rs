@@ -27,16 +27,20 @@ pub(crate) const MAX_REQUESTS: usize = 1 << 16;
 pub(crate) struct Table {
     entries: SlotMap<RequestKey, Entry>,
     chunks: Vec<Vec<Word64>>,
-    /// By chunk: two words in device memory for each entry, in which a kernel stores how a receive ended;
-    /// empty before the first.
-    reports: Vec<Vec<[Report; 2]>>,
-    /// By chunk and entry: the number of receives that used the words.
-    uses: Vec<Vec<u32>>,
+    /// By chunk: the words of each entry in device memory; empty before the first receive that needs them.
+    reports: Vec<Vec<Ends>>,
     /// Slots of the map that were ever used; the next entry takes one of them or the next slot.
     used: usize,
     /// Sweep when this many entries live.
     sweep_at: usize,
     last_order: u64,
+}
+
+/// Two words in device memory in which a kernel stores how a receive ends.
+struct Ends {
+    words: [Report; 2],
+    /// The number of receives that used them.
+    uses: u32,
 }
 
 /// The words in device memory in which a kernel stores how a receive ends.
@@ -66,7 +70,6 @@ impl Table {
             entries: SlotMap::new(),
             chunks: Vec::new(),
             reports: Vec::new(),
-            uses: Vec::new(),
             // Slot 0 is never used.
             used: 1,
             sweep_at: 256,
@@ -212,34 +215,31 @@ impl Table {
     /// Those of [`Gpu::alloc`].
     pub fn make_report(&mut self, key: RequestKey, copier: &Copier) -> Result<InDevice> {
         let (chunk, at) = (index(key) / CHUNK, index(key) % CHUNK);
-        while self.reports.len() <= chunk {
-            self.reports.push(Vec::new());
-            self.uses.push(Vec::new());
+        if self.reports.len() <= chunk {
+            self.reports.resize_with(chunk + 1, Vec::new);
         }
         if self.reports[chunk].is_empty() {
             let all = copier.reports(2 * CHUNK)?;
-            let pairs = all
-                .chunks_exact(2)
-                .map(|pair| [pair[0].clone(), pair[1].clone()]);
-            self.reports[chunk] = pairs.collect();
-            self.uses[chunk] = vec![0; CHUNK];
+            let ends = all.as_chunks().0.iter().map(|words| Ends {
+                words: words.clone(),
+                uses: 0,
+            });
+            self.reports[chunk] = ends.collect();
         }
-        let uses = &mut self.uses[chunk][at];
-        *uses = uses.wrapping_add(1);
-        let value = word::ended(*uses);
+        let ends = &mut self.reports[chunk][at];
+        ends.uses = ends.uses.wrapping_add(1);
+        let value = word::ended(ends.uses);
         // The second word is behind it.
-        let word = self.reports[chunk][at][0].word().clone();
+        let word = ends.words[0].word().clone();
         Ok(InDevice { word, value })
     }
 
     /// The words of [`Table::make_report`], and the value of the first one, of a receive that has them.
     fn report(&self, key: RequestKey) -> Option<(&[Report; 2], u64)> {
         let value = self.entries.get(key)?.receive()?.ended?;
-        let report = self
-            .reports
-            .get(index(key) / CHUNK)?
-            .get(index(key) % CHUNK)?;
-        Some((report, value))
+        let ends = self.reports.get(index(key) / CHUNK)?;
+        let words = &ends.get(index(key) % CHUNK)?.words;
+        Some((words, value))
     }
 
     /// The word and the value that it reaches when a request has ended, for streams.

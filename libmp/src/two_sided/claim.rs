@@ -9,7 +9,7 @@ use super::engine::Engine;
 use super::packed::{SCATTERS, arrival, scatter_on, staged};
 use super::peer::Need;
 use super::progress::arrived;
-use super::receive::{ANY_RANK, ask_reached, mark_others, own_unmarked};
+use super::receive::{ANY_RANK, ask_reached, mark_others};
 use super::spec::On;
 use super::state::{Guard, State, known};
 use super::wait::WAIT_ON;
@@ -19,7 +19,7 @@ use crate::mutant::{Mutant, on};
 use crate::path::{Link, List, Path};
 use crate::plan::Refusal;
 use crate::region::Slice;
-use crate::request::entry::{Common, Incoming, ReceiveState};
+use crate::request::entry::{Common, Entry, Incoming, ReceiveState};
 use crate::request::table::{InDevice, RequestKey};
 use crate::wire::word::{self, WordKind};
 
@@ -246,6 +246,13 @@ pub(super) fn check_peer(state: &mut State, key: RequestKey) -> Result<()> {
 pub(super) fn poster_of(state: &State, key: RequestKey) -> Option<u64> {
     let stream = state.requests.get(key)?.poster.stream.as_ref();
     stream.map(|stream| stream.id())
+}
+
+/// The receive of a request, if `stream` has posted it and stores no mark for it: 1, or 0.
+pub(super) fn own_unmarked(state: &State, key: RequestKey, stream: u64) -> u32 {
+    let receive = state.requests.get(key).and_then(Entry::receive);
+    let unmarked = receive.is_some_and(|receive| receive.reached.is_none());
+    u32::from(unmarked && poster_of(state, key) == Some(stream))
 }
 
 /// The word and the value for which `stream` waits if another stream posted the receive: that stream

@@ -454,14 +454,6 @@ fn mark_posted(state: &mut State, stream: &WeakStream, claimed: u32) -> Result<(
     mark.map(drop)
 }
 
-/// The receive of a request, if `stream` has posted it and stores no mark for it: 1, or 0.
-pub(super) fn own_unmarked(state: &State, key: RequestKey, stream: u64) -> u32 {
-    let own =
-        |entry: &&Entry| entry.poster.stream.as_ref().map(|poster| poster.id()) == Some(stream);
-    let receive = state.requests.get(key).filter(own).and_then(Entry::receive);
-    u32::from(receive.is_some_and(|receive| receive.reached.is_none()))
-}
-
 /// Whether the stream that posted a receive has reached it. If no mark is enqueued yet, this
 /// enqueues one; a stream without handles has reached it when it has executed all its work.
 pub(super) fn ask_reached(state: &mut State, key: RequestKey, stream: &WeakStream) -> bool {

@@ -138,12 +138,12 @@ pub(crate) fn post_puts(
     Ok(())
 }
 
-/// Enqueues puts of which only the first may be a wait for a credit: this wait, then the large puts, each by as many blocks as it needs,
-/// then the others, a block for each group, and the names of receives. Then the messages to flagged
-/// rooms, those to the memory of their receives, and the waits for receives: they may
-/// wait for a peer that waits for the other puts. The blocks of a launch have no
-/// order, so the groups that end with a word have a launch behind those without one, whose bytes the
-/// word may announce. After an error, the lanes fail if a kernel was launched.
+/// Enqueues puts of which only the first may be a wait for a credit: this wait, then the large puts, each
+/// by as many blocks as it needs, then the others, a block for each group, and the names of receives.
+/// Then the messages to flagged rooms, those to the memory of their receives, and the waits for receives:
+/// they may wait for a peer that waits for the other puts. The blocks of a launch have no order, so the
+/// groups that end with a word have a launch behind those without one, whose bytes the word may
+/// announce. After an error, the lanes fail if a kernel was launched.
 fn post_part(
     stream: &Stream,
     lanes: &mut [&mut Lane],
