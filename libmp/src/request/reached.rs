@@ -90,6 +90,17 @@ impl Reached {
         }
     }
 
+    /// As [`Reached::note_or_mark`], but the caller enqueues the store of the mark.
+    ///
+    /// # Errors
+    /// As [`Reached::next`].
+    pub fn note_or_number(&mut self, stream: &WeakStream, own: bool) -> Result<Option<Mark>> {
+        match own || !self.marks_receives() {
+            true => self.note_receive(stream).map(|()| None),
+            false => self.next(stream).map(Some),
+        }
+    }
+
     /// The number of receives of the stream with this number that have no mark, at most.
     pub fn unmarked(&self, stream: u64) -> u32 {
         let known = |reach: &&Reach| reach.stream.id() == stream;

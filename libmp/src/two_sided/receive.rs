@@ -219,10 +219,12 @@ impl Engine {
                 if waits {
                     mark_before(state, stream)?;
                 }
-                state.reached.note_or_mark(stream, own)?
+                state.reached.note_or_number(stream, own)?
             }
             None => None,
         };
+        let reached = mark.map(|mark| state.reached.word(mark));
+        let reached = reached.map(|(word, count)| (word.clone(), count));
         let (common, receive, channel, link) = state.incoming(key)?;
         check_ready_order(channel, link, number, common.poster.lane)
             .map_err(|e| e.with_rank(rank))?;
@@ -233,7 +235,11 @@ impl Engine {
                 let lane = link.lane(common.poster.lane);
                 let lane = lane.ok_or_else(|| no_lane(POST, rank))?;
                 let stream = &*lent(stream)?;
-                let mut list = List::<4>::new();
+                let mut list = List::<5>::new();
+                // In one submission with the puts: a call that finds no room is repeated.
+                if let Some((word, count)) = &reached {
+                    list.store(word, *count);
+                }
                 if let Some((word, value)) = channel.taken_before(number, stream.id()) {
                     // A stream will take the previous message of the slot. Until it has, place and
                     // ready word in the sender's memory belong to the receive of that message.
