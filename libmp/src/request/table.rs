@@ -209,7 +209,8 @@ impl Table {
         &self.chunks[index(key) / CHUNK][index(key) % CHUNK]
     }
 
-    /// The words in device memory in which a kernel stores how a receive ends, for its next user.
+    /// The words in device memory in which a kernel stores how a receive ends. The receive keeps the value
+    /// of the first one.
     ///
     /// # Errors
     /// Those of [`Gpu::alloc`].
@@ -231,7 +232,29 @@ impl Table {
         let value = word::ended(ends.uses);
         // The second word is behind it.
         let word = ends.words[0].word().clone();
+        if let Some(receive) = self.receive_mut(key) {
+            receive.ended = Some(value);
+        }
         Ok(InDevice { word, value })
+    }
+
+    /// Takes back [`Table::make_report`]: no kernel stores there. The word must not fall behind by more uses
+    /// than its comparison spans.
+    pub fn withdraw_report(&mut self, key: RequestKey) {
+        let Some(receive) = self.receive_mut(key) else {
+            return;
+        };
+        if receive.ended.take().is_none() {
+            return;
+        }
+        let (chunk, at) = (index(key) / CHUNK, index(key) % CHUNK);
+        if let Some(ends) = self
+            .reports
+            .get_mut(chunk)
+            .and_then(|ends| ends.get_mut(at))
+        {
+            ends.uses = ends.uses.wrapping_sub(1);
+        }
     }
 
     /// The words of [`Table::make_report`], and the value of the first one, of a receive that has them.
@@ -302,4 +325,32 @@ impl Table {
 fn chunk(gpu: &Gpu) -> Result<Vec<Word64>> {
     let region = gpu.alloc(MemoryKind::Pinned, CHUNK * 8)?;
     (0..CHUNK).map(|i| Ok(region.word64(i * 8)?)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::entry::{Common, Incoming};
+
+    #[test]
+    fn refused_claims_do_not_use_up_the_values_of_a_report() {
+        let gpu = Gpu::soft().unwrap();
+        let copier = Copier::new(&gpu, None, false);
+        let mut table = Table::new();
+        table.reserve(&gpu).unwrap();
+        let receive = Operation::Receive(Incoming::default());
+        let common = Common::new(1, 2, &[]);
+        let key = table.put(Entry {
+            common,
+            operation: receive,
+        });
+        let make = |table: &mut Table| table.make_report(key, &copier).unwrap().value;
+        let first = make(&mut table);
+        assert_eq!(table.end_word(key).1, first);
+        table.withdraw_report(key);
+        table.withdraw_report(key);
+        assert_eq!(table.end_word(key).1, 1, "no kernel stores in the report");
+        assert_eq!(make(&mut table), first);
+        assert_eq!(make(&mut table), first + word::ended(1));
+    }
 }

@@ -81,6 +81,7 @@ impl Engine {
             report.as_ref(),
         );
         if let Err(Refusal { error, torn: false }) = claimed {
+            state.requests.withdraw_report(key);
             return Err(error);
         }
         let unmarked = own_unmarked(state, key, stream.id());
@@ -89,7 +90,6 @@ impl Engine {
         (common.order, common.since) = (order, None);
         channel.side.own = own;
         receive.state = ReceiveState::Claimed(stream.id());
-        receive.ended = report.as_ref().map(|report| report.value);
         if let Err(Refusal { error, .. }) = claimed {
             self.fail_claim(state, key, &error);
             return Err(error);

@@ -162,7 +162,7 @@ impl Engine {
                     && receive.state == ReceiveState::Claimed(stream.id())
                 {
                     receive.state = ReceiveState::Posted;
-                    receive.ended = None;
+                    state.requests.withdraw_report(claim.key);
                 }
             }
             for (of, _, puts) in waits.before.iter().rev() {
@@ -260,8 +260,7 @@ impl Engine {
         waits.words.extend(
             posted_by_another(state, key, stream)?.map(|(word, count)| (word, count, false)),
         );
-        let report = self.report(state, key)?;
-        let (common, receive, channel, link) = state.incoming(key)?;
+        let (common, _, channel, link) = state.incoming(key)?;
         let number = common.number;
         let of = Claimed {
             at: LaneId { rank, lane },
@@ -279,6 +278,8 @@ impl Engine {
                 false => channel.credit_on(stream, lane, run)?,
             }
         }
+        let report = self.report(state, key)?;
+        let (common, receive, channel, link) = state.incoming(key)?;
         let words = self.result_words(common, receive, result);
         // The words of a NIC are waited for in the list, whatever a kernel may do.
         let polls = channel.path != Path::Nic && polls(common, channel, link);
@@ -287,7 +288,6 @@ impl Engine {
             let flush = needs_flush(common, receive, channel);
             waits.words.push((word, word::threshold(number), flush));
         }
-        receive.ended = report.as_ref().map(|report| report.value);
         let poster = common.poster.stream.as_ref().map(|poster| poster.id());
         channel.side.own = poster == Some(stream.id());
         waits.claims.push(Claim {
