@@ -440,10 +440,13 @@ impl RecvChannel {
 
     /// Stores that message `number`, which a kernel has taken in, was taken.
     pub fn set_taken(&self, number: u64) {
-        if !self.is_taken(number) {
-            // Pinned memory, which the CPU reaches: it cannot fail.
-            let taken = word::word(number, WordKind::Taken, 0);
-            let _ = self.taken(number).store(taken);
+        let taken = self.taken(number);
+        // Pinned memory, which the CPU reaches: it cannot fail. A kernel may store the word of a later
+        // message at this moment; it stays.
+        if let Ok(before) = taken.load()
+            && !word::reached(before, number)
+        {
+            let _ = taken.compare_swap(before, word::word(number, WordKind::Taken, 0));
         }
     }
 
