@@ -202,6 +202,9 @@ impl Context {
     /// stream reaches it; the stream continues at once. [`Request::wait_on`] makes a stream wait
     /// for the message. [`Context::isend_on`] has an example.
     ///
+    /// If the CPU or another stream waits for the message, it may also wait for what the program has
+    /// enqueued on this stream behind the receive, without this library, until then.
+    ///
     /// # Errors
     /// As [`Context::post_recv`].
     pub fn irecv_on(
