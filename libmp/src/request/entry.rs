@@ -111,6 +111,8 @@ pub(crate) struct Outgoing {
     pub late: Option<Box<Late>>,
     /// The pieces that are gathered when it is posted; then its segment is staging memory.
     pub packed: Option<Box<Strided>>,
+    /// A copy engine does not look for the memory of its receive before.
+    pub next_look: Time,
 }
 
 /// The fields of a send whose length or destination is known only when the stream reaches it.

@@ -20,6 +20,9 @@ use crate::request::transfer::TransferState;
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
+/// Time between two reads of device memory, each of which is a copy of an engine.
+pub(super) const APART: Duration = Duration::from_micros(20);
+
 /// Number of unfinished requests that are advanced under one lock.
 const SLICE: usize = 128;
 
@@ -79,8 +82,6 @@ impl Engine {
     /// Reads what kernels have stored in device memory of the end of messages, unless a thread did so a
     /// short time ago.
     pub(super) fn refresh(&self, state: &mut State, now: Time) {
-        /// Time between two reads, each of which is a copy of an engine.
-        const APART: Duration = Duration::from_micros(20);
         if self.paths.maps() && now >= state.last_refresh + APART {
             self.paths.copier().refresh();
             state.last_refresh = now;
@@ -322,6 +323,15 @@ impl Engine {
     /// answers and the watchdog.
     fn slow_round(&self, state: &mut State, now: Time) -> bool {
         let mut done = false;
+        if self.paths.maps()
+            && state
+                .peers
+                .iter_mut()
+                .any(|peer| peer.link.busy_lanes() > 0)
+        {
+            // Requests that asked for the reports of these lanes may all have ended.
+            self.refresh(state, now);
+        }
         self.release_shared(state);
         let lost = state.outbox.lost().is_some();
         for rank in 0..self.size {

@@ -6,6 +6,7 @@ use super::channel::{SendChannel, WINDOW};
 use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::Need;
+use super::progress::APART;
 use super::receive::mark_others;
 use super::spec::{SendOp, SizeSource};
 use super::state::{State, not_connected};
@@ -221,9 +222,8 @@ impl Engine {
             ..Common::new(spec.to, spec.tag, spec.segments)
         };
         let mut send = Outgoing {
-            state: SendState::Prepared,
-            late: None,
             packed: spec.packed.cloned().map(Box::new),
+            ..Outgoing::default()
         };
         if let SizeSource::Word { len, offset } = spec.size {
             let late = channel.late(&mut send);
@@ -321,7 +321,14 @@ impl Engine {
             }
             plain(&mut batch, channel, number, segments, len)?;
         } else {
-            channel.find_place(number);
+            if self.gpu.is_software() {
+                channel.find_place(number);
+            } else if let now = self.host().now()
+                && now >= send.next_look
+            {
+                channel.find_place(number);
+                send.next_look = now + APART;
+            }
             match channel.reply(number) {
                 None if announced => return Ok(false),
                 None => {
