@@ -287,6 +287,8 @@ fn control_messages_are_retried_when_the_store_recovers() {
         }
         rank.barrier();
         assert_eq!(ctx.error().is_some(), rank.me == 0);
+        // The other rank has checked it too.
+        rank.barrier();
         store.revive();
         rank.until("the sender got no report of the truncation", || {
             ctx.error() == Some(gdsync::Status::TRUNCATED)
