@@ -380,6 +380,29 @@ impl Region {
         }
         Ok(both.is_some())
     }
+
+    /// Stores 64-bit words at byte `offset`, a multiple of 8, one after the other, as
+    /// [`Word64::store`] does for each.
+    ///
+    /// # Errors
+    /// As [`Region::write`].
+    pub fn store_words(&self, offset: usize, words: &[u64]) -> Result<()> {
+        self.check("write region", offset, 8 * words.len(), 8)?;
+        match self.view() {
+            Ok(mapped) => {
+                let at = (offset..).step_by(8);
+                at.zip(words)
+                    .for_each(|(at, word)| mapped.store64(at, *word));
+            }
+            Err(_) => {
+                let at = (offset..).step_by(8);
+                at.zip(words)
+                    .try_for_each(|(at, word)| self.write(at, &word.to_ne_bytes()))?;
+            }
+        }
+        self.gpu().host().stored();
+        Ok(())
+    }
 }
 
 macro_rules! word {

@@ -221,15 +221,18 @@ impl Request {
     pub fn wait(&self, limit: Duration) -> Result<Done> {
         let engine = self.engine();
         let _call = self.observe(c"wait", None);
+        let (mut answer, mut counted) = (Ok(None), false);
         engine.wait_until(limit, &mut |state| {
-            engine.visit_and_is_settled(state, self.key)
+            if !std::mem::replace(&mut counted, true) {
+                state.count_wait(self.key);
+            }
+            let settled = engine.visit_and_is_settled(state, self.key);
+            if settled {
+                answer = engine.answer(WAIT, state, self.key);
+            }
+            settled
         });
-        let done = {
-            let state = &mut *engine.lock();
-            state.count_wait(self.key);
-            engine.answer(WAIT, state, self.key)?
-        };
-        done.ok_or_else(|| self.late(limit))
+        answer?.ok_or_else(|| self.late(limit))
     }
 
     #[cold]

@@ -6,7 +6,7 @@ use gdsync::gpu::Word64;
 use gdsync::rdma::Descriptor;
 use gdsync::{Status, Stream};
 
-use super::{Path, Put, copy, foreign, nic};
+use super::{Path, Piece, Put, Span, copy, foreign, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Stamp};
 
@@ -181,6 +181,23 @@ impl Lane {
                 Ok(pending.map(Put::Nic))
             }
             None => Ok(None),
+        }
+    }
+
+    /// Copies a short message by the CPU; see [`copy::Lane::copy_now`]. `false`: it was not sent.
+    #[inline]
+    pub fn copy_now<'a>(
+        &self,
+        pieces: impl Iterator<Item = Piece<'a>>,
+        to: Span,
+        words: [u64; 2],
+        pair: Span,
+    ) -> Result<bool> {
+        match (&self.copy, to, pair) {
+            (Some(lane), Span::Copy(to), Span::Copy(pair)) => {
+                lane.copy_now(pieces.map(Piece::copy), to, words, pair)
+            }
+            _ => Ok(false),
         }
     }
 

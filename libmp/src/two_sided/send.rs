@@ -53,6 +53,20 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
     pair
 }
 
+/// Copies a short message of the CPU, whose payload goes to `to`. `false`: it has to be posted.
+#[inline]
+fn copy_now(
+    lane: &Lane,
+    channel: &SendChannel,
+    common: &Common,
+    kind: WordKind,
+    to: Span,
+) -> Result<bool> {
+    let pieces = common.segments.as_slice().iter().map(Slice::piece);
+    let half = word::word(common.number, kind, common.len);
+    lane.copy_now(pieces, to, [half; 2], channel.pair(common.number)?)
+}
+
 /// Prepares an eager message: payload, then stamp. Returns the stamp.
 #[inline]
 pub(super) fn plain<const N: usize>(
@@ -311,14 +325,27 @@ impl Engine {
         if channel.blocked_by(number).is_some() {
             return Ok(false);
         }
-        let mut batch = Batch::new(lane);
         let mut too_long = false;
-        if common.handle == Handle::Void {
-            put_stamp(&mut batch, channel, number, WordKind::TooLong, 0)?;
-        } else if !common.large {
+        let void = common.handle == Handle::Void;
+        if !void && !common.large {
             if let Some(ready) = channel.stale(number) {
                 ready.store(word::threshold(number))?;
             }
+            if copy_now(
+                lane,
+                channel,
+                common,
+                WordKind::Eager,
+                channel.payload(number)?,
+            )? {
+                self.finish(state, key, Status::SUCCESS, len);
+                return Ok(true);
+            }
+        }
+        let mut batch = Batch::new(lane);
+        if void {
+            put_stamp(&mut batch, channel, number, WordKind::TooLong, 0)?;
+        } else if !common.large {
             plain(&mut batch, channel, number, segments, len)?;
         } else {
             if self.gpu.is_software() {

@@ -122,16 +122,17 @@ impl Engine {
         limit: Duration,
         condition: &mut dyn FnMut(&mut State) -> bool,
     ) -> bool {
-        let deadline = self.host().now() + limit;
         let mut checks = 0;
-        self.wait(deadline, &mut || {
+        let mut check = || {
             let mut state = self.lock();
             if condition(&mut state) {
                 return true;
             }
             self.work(state, &mut checks);
             false
-        })
+        };
+        // What has ended needs no clock.
+        check() || self.wait(self.host().now() + limit, &mut check)
     }
 
     /// The work of the CPU behind a check of what it waits for, as the number of `checks` says: it

@@ -647,6 +647,45 @@ impl Lane {
         Ok(())
     }
 
+    /// Copies a message now, if it is short, the CPU has no earlier put to copy, and it reaches all of
+    /// the memory: the pieces to `to`, then the words of the message to `pair`. `false`: the words are
+    /// not stored, and puts are needed.
+    ///
+    /// # Errors
+    /// `PeerFailed` if the lane has failed.
+    #[inline]
+    pub fn copy_now<'a>(
+        &self,
+        pieces: impl Iterator<Item = Piece<'a>>,
+        mut to: Span,
+        words: [u64; 2],
+        pair: Span,
+    ) -> Result<bool> {
+        self.check("post request")?;
+        if !self.queue.is_empty() || on(Mutant::LocalWordFirst) {
+            return Ok(false);
+        }
+        let table = &self.copier.table;
+        let Ok((shown, at)) = table.find(pair, size_of_val(&words) as u64) else {
+            return Ok(false);
+        };
+        let mut left = AT_ONCE;
+        for piece in pieces.filter(|piece| piece.len > 0) {
+            let Ok((region, start)) = table.find(to, piece.len as u64) else {
+                return Ok(false);
+            };
+            if piece.len > left
+                || !region.copy_from(start, piece.region, piece.offset, piece.len)?
+            {
+                return Ok(false);
+            }
+            left -= piece.len;
+            to.addr += piece.len as u64;
+        }
+        shown.store_words(at, &words)?;
+        Ok(true)
+    }
+
     /// Copies at most `left` bytes of the CPU's puts. Returns `true` if the queue had a put.
     pub fn go_on(&mut self, mut left: usize) -> bool {
         let any = !self.queue.is_empty();

@@ -22,7 +22,7 @@ struct Bench {
     /// The destination of puts; the first bytes are words.
     into: Region,
     remote: Remote,
-    _keys: Keys,
+    keys: Keys,
 }
 
 impl Bench {
@@ -39,7 +39,7 @@ impl Bench {
             remote: Remote::read(&keys.to_bytes(&into)).unwrap(),
             from,
             into,
-            _keys: keys,
+            keys,
         }
     }
 
@@ -60,6 +60,18 @@ impl Bench {
         let payload = self.lane.put(pieces.into_iter(), to).unwrap();
         let word = self.lane.announce(&[7; 16], self.to(8)).unwrap();
         [payload, word]
+    }
+
+    /// Copies the message of [`Bench::message`] now.
+    fn copy_now(&self, len: usize) -> crate::Result<bool> {
+        let pieces = [(3, len / 3), (5000, len - len / 3)].map(|(offset, len)| Piece {
+            region: &self.from,
+            offset,
+            len,
+        });
+        let words = [u64::from_ne_bytes([7; 8]); 2];
+        self.lane
+            .copy_now(pieces.into_iter(), self.to(4099), words, self.to(8))
     }
 
     /// A message on the stream, which waits for the word until it is 1.
@@ -127,6 +139,35 @@ fn a_message_arrives_by_the_cpu_and_by_a_stream() {
             }
         }
     }
+}
+
+#[test]
+fn a_short_message_is_copied_now_unless_an_earlier_put_waits() {
+    for kind in [MemoryKind::Pinned, MemoryKind::Device] {
+        for len in [0, 1, 17, 4096, AT_ONCE] {
+            let bench = Bench::new(kind);
+            assert!(bench.copy_now(len).unwrap());
+            bench.assert_arrived(len);
+        }
+    }
+    let mut bench = Bench::new(MemoryKind::Pinned);
+    let words = |bench: &Bench| [8, 16].map(|at| bench.word(at).load().unwrap());
+    assert!(!bench.copy_now(AT_ONCE + 1).unwrap(), "it is too long");
+    let puts = bench.message(LEN - 5000);
+    puts.iter().for_each(|put| bench.lane.post(*put).unwrap());
+    bench.lane.go_on(4096);
+    assert!(!bench.copy_now(17).unwrap(), "it would overtake a put");
+    assert_eq!(words(&bench), [0; 2]);
+    while bench.lane.go_on(ROUND) {}
+    assert!(bench.copy_now(17).unwrap());
+    // The memory is gone: puts report that.
+    let gone = Bench::new(MemoryKind::Pinned);
+    gone.keys.forget();
+    assert!(!gone.copy_now(17).unwrap());
+    assert_eq!(words(&gone), [0; 2]);
+    bench.lane.fail(Status::REMOTE_ABORTED);
+    let failed = bench.copy_now(17).map_err(|e| e.kind());
+    assert_eq!(failed, Err(Kind::PeerFailed(Status::REMOTE_ABORTED)));
 }
 
 #[test]
