@@ -1,0 +1,223 @@
+//! Messages between two kernels, in all interleavings that loom tries.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use gds_step::panic_message;
+use kernel_model::{Credit, Defect, Direct, Flag, Memory, Name, Take};
+use loom::model::Builder;
+use loom::thread;
+
+/// Shared words: the room of a slot, the words of the mailbox, and what kernels report.
+const ROOM: usize = 0;
+const PLACE: usize = 16;
+const PAIR: usize = 24;
+const TAKEN: usize = 26;
+const CREDIT: usize = 27;
+const READY: usize = 28;
+const LOST: usize = 29;
+const ENDED: usize = 30;
+const REPORT: usize = 32;
+const FOUND: usize = 40;
+/// Bytes: the payload of each message, and the memory of its receive.
+const FROM: usize = 64;
+const INTO: usize = 80;
+const INFO: usize = 100;
+
+/// The numbers of two messages of a slot, one before and one behind a wrap of the flag.
+const NUMBERS: [u64; 2] = [u32::MAX as u64, 1 << 32];
+/// The value of the word of the end, to which the length is added.
+const VALUE: u64 = 1 << 44;
+const LEN: u64 = 12;
+
+/// Runs a model. A model whose device layer has a defect has to fail.
+fn model(defect: Defect, body: impl Fn(&Memory) + Send + Sync + 'static) {
+    let run = || {
+        let mut builder = Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.check(move || {
+            let memory = Memory::begin(defect);
+            // As of the message before.
+            for word in [PAIR, PAIR + 1, READY, TAKEN] {
+                memory.store(word, (NUMBERS[0] - 1) << 48);
+            }
+            body(&memory);
+        });
+    };
+    match defect {
+        Defect::None => run(),
+        _ => {
+            let failed = catch_unwind(AssertUnwindSafe(run));
+            let message = failed
+                .map_err(panic_message)
+                .expect_err("no race was found");
+            assert!(
+                message.contains("Causality violation"),
+                "{defect:?}: {message}"
+            );
+        }
+    }
+}
+
+/// The payload of message `n`, in two words.
+fn payload(n: usize) -> [u64; 2] {
+    [0x1122_3344_5566_7700, 0x8899_aabb].map(|word| word + n as u64)
+}
+
+fn write(memory: &Memory, word: usize, payload: [u64; 2]) {
+    (word..)
+        .zip(payload)
+        .for_each(|(at, half)| memory.write(at, half));
+}
+
+fn read(memory: &Memory, word: usize) -> [u64; 2] {
+    [0, 1].map(|half| memory.read(word + half))
+}
+
+/// The kernel of a sender, for message `n`, which has the payload at its source.
+fn flag(memory: &Memory, n: usize, waits: bool) -> Flag {
+    let at = |word| memory.addr(word);
+    write(memory, FROM + 2 * n, payload(n));
+    let slot = Credit {
+        credit: at(CREDIT),
+        taken: at(TAKEN),
+        before: NUMBERS[0],
+    };
+    Flag {
+        slot: if waits { slot } else { Credit::default() },
+        report: at(REPORT),
+        from: at(FROM + 2 * n),
+        room: at(ROOM),
+        len: LEN,
+        number: NUMBERS[n],
+        shares: 1,
+        ..Flag::default()
+    }
+}
+
+/// The kernel of the receiver, for message `n`.
+fn take(memory: &Memory, n: usize) -> Take {
+    let at = |word| memory.addr(word);
+    Take {
+        word: at(PAIR),
+        consumed: at(TAKEN),
+        capacity: LEN,
+        flagged: at(ROOM),
+        credit: at(CREDIT),
+        ended: at(ENDED),
+        value: VALUE * (n as u64 + 1),
+        slot: LEN as u32,
+        shares: 1,
+        segments: 1,
+        waits: 1,
+        number: NUMBERS[n],
+        segment: [at(INTO + 2 * n), LEN],
+        ..Take::default()
+    }
+}
+
+#[test]
+fn messages_of_a_slot_arrive_in_turn() {
+    model(Defect::None, |memory| {
+        let [first, second] = [0, 1].map(|n| flag(memory, n, n == 1));
+        let takes = [0, 1].map(|n| take(memory, n));
+        let sender = thread::spawn(move || {
+            first.run();
+            second.run();
+        });
+        for (n, take) in takes.iter().enumerate() {
+            take.run();
+            assert_eq!(read(memory, INTO + 2 * n), payload(n));
+        }
+        sender.join().unwrap();
+    });
+}
+
+/// The kernel of the receiver waits for the first message without end.
+#[test]
+#[should_panic(expected = "maximum number of branches")]
+fn message_overwrites_the_one_before_if_its_sender_waits_for_no_credit() {
+    model(Defect::None, |memory| {
+        let flags = [0, 1].map(|n| flag(memory, n, false));
+        let takes = [0, 1].map(|n| take(memory, n));
+        thread::spawn(move || flags.iter().for_each(Flag::run));
+        takes.iter().for_each(Take::run);
+    });
+}
+
+/// Another stream finds the end in device memory.
+fn end(defect: Defect) {
+    model(defect, |memory| {
+        let (flag, take) = (flag(memory, 0, false), take(memory, 0));
+        let sender = thread::spawn(move || flag.run());
+        let receiver = thread::spawn(move || take.run());
+        if memory.has_reached(ENDED, VALUE) {
+            assert_eq!(read(memory, INTO), payload(0));
+        }
+        sender.join().unwrap();
+        receiver.join().unwrap();
+    });
+}
+
+#[test]
+fn reader_behind_the_end_of_a_receive_finds_the_payload() {
+    end(Defect::None);
+}
+
+#[test]
+fn end_of_a_receive_needs_its_fence_and_an_acquire() {
+    end(Defect::NoFence("Take"));
+    end(Defect::NoAcquire);
+}
+
+/// The receive is named to the kernel of the sender, which copies into its memory.
+fn direct(defect: Defect) {
+    model(defect, |memory| {
+        let at = |word| memory.addr(word);
+        write(memory, FROM, payload(0));
+        let number = NUMBERS[0];
+        let send = Direct {
+            place: at(PLACE),
+            found: at(FOUND),
+            ready: at(READY),
+            info: at(INFO),
+            lost: at(LOST),
+            from: at(FROM),
+            len: LEN,
+            room: at(ROOM),
+            pair: at(PAIR),
+            report: at(REPORT),
+            number,
+            shares: 1,
+            ..Direct::default()
+        };
+        let name = Name {
+            place: at(PLACE),
+            to: at(INTO),
+            len: LEN,
+            lost: at(LOST),
+            number,
+            report: at(REPORT + 1),
+            ..Name::default()
+        };
+        let take = Take {
+            slot: 0,
+            ..take(memory, 0)
+        };
+        let sender = thread::spawn(move || send.run());
+        name.run();
+        take.run();
+        assert_eq!(read(memory, INTO), payload(0));
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn message_is_in_the_memory_of_its_receive() {
+    direct(Defect::None);
+}
+
+#[test]
+fn message_in_the_memory_of_its_receive_needs_its_fences() {
+    direct(Defect::NoFence("Direct"));
+    direct(Defect::NoFence("Take"));
+}
