@@ -7,7 +7,9 @@ use libtest_mimic::Trial;
 #[cfg(feature = "mutants")]
 fn trials() -> Vec<Trial> {
     use conformance::sim::mp::Wire::{InOrder, Mapped, OutOfOrder};
-    use conformance::sim::mp::{agree, collectives, halo, late, messages, neighbours, windows};
+    use conformance::sim::mp::{
+        agree, ahead, collectives, halo, late, messages, neighbours, windows,
+    };
     use conformance::sim::mutants::Hunt;
     use mp::mutant::{self, Mutant};
 
@@ -18,6 +20,9 @@ fn trials() -> Vec<Trial> {
             ("halo", |seed| halo::run(seed, InOrder)),
             ("messages by mapped memory", |seed| {
                 messages::run(seed, Mapped)
+            }),
+            ("a sender ahead by mapped memory", |seed| {
+                ahead::run(seed, Mapped)
             }),
             ("messages out of order", |seed| {
                 messages::run(seed, OutOfOrder)

@@ -24,6 +24,16 @@ fn every_message_arrives_by_mapped_memory() {
 }
 
 #[test]
+fn messages_of_a_sender_that_is_ahead_arrive_by_mapped_memory() {
+    by_mapped_memory(200, mp::ahead::run);
+}
+
+#[test]
+fn messages_of_a_sender_that_is_ahead_arrive_with_writes_out_of_order() {
+    out_of_order(100, mp::ahead::run);
+}
+
+#[test]
 fn stencil_equals_the_serial_run_by_mapped_memory() {
     by_mapped_memory(100, mp::halo::run);
 }

@@ -48,6 +48,16 @@ gds_step::mutants! {
     MissingOffset,
     /// A message is written into the flagged room of the next slot.
     WrongRoom,
+    /// A stream writes a message into a flagged room before the message before was taken.
+    UncreditedRoom,
+    /// A large receive of a stream is not named to the kernels of its sender.
+    MissingName,
+    /// A receive is taken for ended by the value with which the one before it ended.
+    StaleEnd,
+    /// The report of a kernel is expected one share too early.
+    EarlyReport,
+    /// A stream stores no mark for the receives that it has posted before it waits.
+    MissingMark,
     /// A rank takes the addresses of memory that a peer has named for its own.
     ForeignAddress,
 }

@@ -13,6 +13,7 @@ use super::fault::Fault;
 use super::one_sided::{Releases, SignalWait};
 use super::step::Step;
 use crate::error::{Error, Kind, Result};
+use crate::mutant::{Mutant, on};
 use crate::path::{Copier, Report};
 use crate::wire::word;
 
@@ -229,7 +230,7 @@ impl Table {
         }
         let ends = &mut self.reports[chunk][at];
         ends.uses = ends.uses.wrapping_add(1);
-        let value = word::ended(ends.uses);
+        let value = word::ended(ends.uses - u32::from(on(Mutant::StaleEnd)));
         // The second word is behind it.
         let word = ends.words[0].word().clone();
         if let Some(receive) = self.receive_mut(key) {

@@ -376,6 +376,9 @@ pub(super) fn advertise(
             number: common.number,
             ..Name::default()
         };
+        if on(Mutant::MissingName) {
+            return Ok([None; 3]);
+        }
         batch.name(lines, params)?;
         return Ok(batch.first_three());
     }
@@ -422,7 +425,8 @@ pub(crate) fn mark_others(state: &mut State, stream: &Stream, claimed: u32) -> R
 }
 
 fn lacks_marks(state: &State, stream: u64, claimed: u32) -> bool {
-    state.reached.unmarked(stream) > claimed && state.reached.marks_receives()
+    let lacks = state.reached.unmarked(stream) > claimed && state.reached.marks_receives();
+    lacks && !on(Mutant::MissingMark)
 }
 
 /// As [`mark_others`], before the wait of a request of `stream`.

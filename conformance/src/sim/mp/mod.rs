@@ -7,12 +7,13 @@
 //!   [`neighbours`] of exchanges with neighbours, [`collectives`] of calls of all ranks.
 //! - Losses: [`survivors`] continue to exchange messages, [`agree`] has ranks that agree on the lost
 //!   ones, while they die.
-//! - [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`]
+//! - [`ahead`] has a sender that is ahead of its receiver, [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`]
 //!   that ready words which two queue pairs write keep their order.
 //!
 //! `job` and `death` are the common base. Scenarios with a [`Wire`] also run with WRITEs out of order.
 
 pub mod agree;
+pub mod ahead;
 pub mod collectives;
 mod death;
 pub mod halo;

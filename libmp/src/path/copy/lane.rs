@@ -341,7 +341,7 @@ impl Lane {
     /// Sets the state of a put that reports so many shares.
     fn begin_reporting(&mut self, at: usize, to: Span, target: Target, shares: u64) -> Put {
         let put = self.begin(at, to, true);
-        let end = self.slots[at].end + shares;
+        let end = self.slots[at].end + shares - u64::from(on(Mutant::EarlyReport));
         Put { target, end, ..put }
     }
 

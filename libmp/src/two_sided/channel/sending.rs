@@ -257,7 +257,10 @@ impl SendChannel {
     ) -> Result<Option<Put>> {
         let (slot, slots) = (self.numbers.slot(number), self.shape.slots());
         let (len, bytes) = (piece.map_or(0, Piece::len), self.shape.flagged_bytes());
-        let credit = self.credit(number);
+        let credit = match on(Mutant::UncreditedRoom) {
+            true => Credit::default(),
+            false => self.credit(number),
+        };
         let slot = match on(Mutant::WrongRoom) {
             true => (slot + 1) % slots,
             false => slot,
