@@ -149,6 +149,13 @@ fn stays(rank: &Rank, member: Member, case: Case) {
             }
         }
         pairs.retain(|pair| Some(pair.other) != lost);
+        if case.fall == Fall::Freezes {
+            // A rank that still waits for the lost one must not be late for the next round: it would be
+            // given up within the same time.
+            let others = (0..case.ranks).filter(|other| ![rank.me, case.lost].contains(other));
+            others.clone().for_each(|other| rank.send(other, &[]));
+            others.for_each(|other| drop(rank.receive(other)));
+        }
     }
     assert_eq!(
         pairs.len(),
