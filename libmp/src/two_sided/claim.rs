@@ -70,7 +70,8 @@ impl Engine {
         check_peer(state, key)?;
         let posted = posted_by_another(state, key, stream)?;
         let own = poster_of(state, key) == Some(stream.id());
-        mark_others(state, stream, own_unmarked(state, key, stream.id()))?;
+        let unmarked = own_unmarked(state, key, stream.id());
+        mark_others(state, stream, unmarked)?;
         let report = self.report(state, key)?;
         let claimed = self.enqueue_claim(
             state,
@@ -84,7 +85,6 @@ impl Engine {
             state.requests.withdraw_report(key);
             return Err(error);
         }
-        let unmarked = own_unmarked(state, key, stream.id());
         state.reached.forget_receives(stream.id(), unmarked);
         let (common, receive, channel, link) = state.incoming(key)?;
         (common.order, common.since) = (order, None);
