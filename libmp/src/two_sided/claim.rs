@@ -94,15 +94,7 @@ impl Engine {
             self.fail_claim(state, key, &error);
             return Err(error);
         }
-        let run = if let Some(report) = report {
-            // The kernel returns the credit to kernels, and the library to the CPU of the sender.
-            let run = channel.last_run(lane, stream.id());
-            channel.take_in_device(common.number, stream.id(), report);
-            run
-        } else {
-            channel.count(common.number, lane, Some(stream.id()))
-        };
-        if let Some(run) = run
+        if let Some(run) = channel.take_in(common.number, lane, stream.id(), report)
             && let Some(lane) = link.lane(lane)
             && let Err(e) = channel.credit_on(stream, lane, run)
         {
@@ -192,7 +184,7 @@ impl Engine {
         let (common, receive, channel, link) = state.incoming(key)?;
         let polls = polls(common, channel, link) && channel.has_flagged(common.number);
         // If the sender does not look for the credit in its device block, the stream returns it to host memory.
-        let far = channel.path != Path::Ipc || !channel.credits_in_device(common.number);
+        let far = !channel.credits_in_device(common.number);
         if !polls || receive.packed.is_some() || receive.shown || far {
             return Ok(None);
         }

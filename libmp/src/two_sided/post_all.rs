@@ -151,8 +151,7 @@ impl Engine {
             if waits {
                 mark_others(state, stream, 0)?;
             }
-            let receives = state.reached.marks_receives() && waits;
-            let marked = |member: &Member| is_marked(state, member, receives);
+            let marked = |member: &Member| is_marked(state, member, waits);
             if posts.members.iter().any(marked) {
                 let reached = state.reached.next(&stream.downgrade())?;
                 let (word, count) = state.reached.word(reached);
@@ -548,7 +547,7 @@ impl Engine {
                 }
                 Operation::Receive(receive) => {
                     receive.reached = mark;
-                    if mark.is_none() && rank != NULL_RANK {
+                    if mark.is_none() {
                         // Without memory for the word of the stream, it is marked when it is asked for.
                         let _ = state.reached.note_receive(&stream.downgrade());
                     }
@@ -652,9 +651,9 @@ fn any_waits(state: &mut State, stream: &Stream, posts: &Posts) -> Result<bool> 
     Ok(false)
 }
 
-/// Whether the stream stores a mark for a receive; `all`: for all receives. The CPU matches a receive from
-/// any rank when the stream has reached it.
-fn is_marked(state: &State, member: &Member, all: bool) -> bool {
+/// Whether the stream stores a mark for a receive. `waits`: the call may wait for a party. The CPU matches
+/// a receive from any rank when the stream has reached it.
+fn is_marked(state: &State, member: &Member, waits: bool) -> bool {
     let Some(entry) = state.requests.get(member.key).filter(|e| e.is_receive()) else {
         return false;
     };
@@ -663,7 +662,7 @@ fn is_marked(state: &State, member: &Member, all: bool) -> bool {
             .receiving(entry.peer, entry.tag)
             .is_some_and(|c| c.side.own)
     };
-    let marks = || all || state.reached.marks_receives() && !own();
+    let marks = || state.reached.marks_receives() && (waits || !own());
     entry.peer == ANY_RANK || entry.peer != NULL_RANK && marks()
 }
 

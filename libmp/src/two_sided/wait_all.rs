@@ -401,15 +401,10 @@ impl Engine {
             let Some((channel, lane)) = channel.zip(lane) else {
                 continue;
             };
-            let run = match claim.report.take() {
-                Some(report) => {
-                    let run = channel.last_run(of.at.lane, stream.id());
-                    channel.take_in_device(of.number, stream.id(), report);
-                    run
-                }
-                None => channel.count(of.number, of.at.lane, Some(stream.id())),
+            let report = claim.report.take();
+            let Some(run) = channel.take_in(of.number, of.at.lane, stream.id(), report) else {
+                continue;
             };
-            let Some(run) = run else { continue };
             let returned = match channel.path != Path::Local {
                 true => channel.prepare_credit(lane, run).map(|puts| {
                     plan.puts(of.at, puts.into_iter().flatten());
