@@ -146,8 +146,6 @@ pub(super) struct Slot {
     /// Its number, unique among the puts of the lane.
     pub serial: u64,
     pub state: PutState,
-    /// Whole words that become visible only after all earlier puts.
-    pub words: bool,
     /// Its length in bytes, at most.
     pub len: u64,
     to: Span,
@@ -168,7 +166,6 @@ impl Slot {
         Slot {
             serial: 0,
             state: PutState::Free,
-            words: false,
             len: 0,
             to: Span::default(),
             flag: Flag::default(),
@@ -289,7 +286,6 @@ impl Lane {
         let slot = &mut self.slots[at];
         slot.serial = self.count;
         slot.state = PutState::Prepared;
-        slot.words = words;
         slot.to = to;
         slot.len = slot.from.iter().map(|source| source.len as u64).sum();
         Put {
@@ -640,7 +636,7 @@ impl Lane {
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         self.known(OPERATION, put)?.state = PutState::Posted(put);
-        match on(Mutant::LocalWordFirst) && self.slots[put.slot()].words {
+        match on(Mutant::LocalWordFirst) && put.words {
             true => self.queue.push_front(put),
             false => self.queue.push_back(put),
         }
@@ -692,10 +688,10 @@ impl Lane {
         while left > 0
             && let Some(put) = self.queue.front().copied()
         {
-            match self.copy(put.slot(), &mut left) {
+            match self.copy(put, &mut left) {
                 Ok(true) => {
                     self.complete(put);
-                    if on(Mutant::LocalWordFirst) && self.slots[put.slot()].words {
+                    if on(Mutant::LocalWordFirst) && put.words {
                         break;
                     }
                 }
@@ -718,7 +714,7 @@ impl Lane {
     }
 
     /// Copies at most `left` bytes of the first put. Returns `true` if all of it is copied.
-    fn copy(&mut self, at: usize, left: &mut usize) -> Result<bool> {
+    fn copy(&mut self, put: Put, left: &mut usize) -> Result<bool> {
         let Lane {
             copier,
             slots,
@@ -726,7 +722,7 @@ impl Lane {
             buffer,
             ..
         } = self;
-        let slot = &slots[at];
+        let slot = &slots[put.slot()];
         let (to, start) = copier.table.find(slot.to, slot.len)?;
         let mut skip = *copied;
         for source in slot.from.iter() {
@@ -736,9 +732,9 @@ impl Lane {
             }
             // The words of a put are stored in one step: a stream may take a message by the first
             // word, and the second is then the next message's.
-            while skip < source.len && (*left > 0 || slot.words) {
+            while skip < source.len && (*left > 0 || put.words) {
                 let n = (source.len - skip).min(*left);
-                let n = transfer(source, skip, &to, start + *copied, n, slot.words, buffer)?;
+                let n = transfer(source, skip, &to, start + *copied, n, put.words, buffer)?;
                 skip += n;
                 *copied += n;
                 *left = left.saturating_sub(n);

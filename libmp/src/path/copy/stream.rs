@@ -356,7 +356,7 @@ impl Lane {
         for put in puts {
             let at = task.count as usize;
             task.wqe[at] = self.wqes.addr(put.slot());
-            task.words |= u32::from(self.slots[put.slot()].words) << at;
+            task.words |= u32::from(put.words) << at;
             task.count += 1;
         }
         task
