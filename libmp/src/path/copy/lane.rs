@@ -108,7 +108,7 @@ struct Source {
 
 /// The sources of a put. Most puts have one, which takes no allocation.
 #[derive(Default)]
-struct Sources {
+pub(super) struct Sources {
     first: Option<Source>,
     more: Vec<Source>,
 }
@@ -131,7 +131,7 @@ impl Sources {
         }
     }
 
-    fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.first = None;
         self.more.clear();
     }
@@ -158,7 +158,7 @@ pub(super) struct Slot {
     /// The report of the WQE when all its puts are done.
     pub end: u64,
     /// Held until the put is done or enqueued on a stream.
-    from: Sources,
+    pub(super) from: Sources,
 }
 
 impl Slot {
@@ -176,11 +176,6 @@ impl Slot {
             end: 0,
             from: Sources::default(),
         }
-    }
-
-    /// Releases the source memory.
-    pub fn let_go(&mut self) {
-        self.from.clear();
     }
 }
 
@@ -307,18 +302,23 @@ impl Lane {
         pieces: impl ExactSizeIterator<Item = Piece<'a>>,
         to: Span,
     ) -> Result<Put> {
+        self.put_pieces(pieces, to, false)
+    }
+
+    #[inline]
+    fn put_pieces<'a>(
+        &mut self,
+        pieces: impl ExactSizeIterator<Item = Piece<'a>>,
+        to: Span,
+        words: bool,
+    ) -> Result<Put> {
         let at = self.take()?;
         self.slots[at].from.clear();
         for (index, piece) in pieces.enumerate() {
-            self.add_piece(at, index, piece)?;
+            self.wqes.write_piece(at, index, piece)?;
+            self.slots[at].from.push(piece.into());
         }
-        self.prepare(at, to, false)
-    }
-
-    fn add_piece(&mut self, at: usize, index: usize, piece: Piece<'_>) -> Result<()> {
-        self.wqes.write_piece(at, index, piece)?;
-        self.slots[at].from.push(piece.into());
-        Ok(())
+        self.prepare(at, to, words)
     }
 
     /// Takes a WQE for a put that reports, and returns it with the address of its report. `piece`: its
@@ -346,18 +346,17 @@ impl Lane {
     #[inline]
     pub fn flag(&mut self, piece: Option<Piece<'_>>, room: Span, params: Flag) -> Result<Put> {
         let (at, report) = self.take_reporting(piece)?;
+        let len = piece.map_or(0, |piece| piece.len as u64);
+        let shares = match (params.long_room, &self.copier.kernels) {
+            (1.., Some(kernels)) => kernels.shares_of_flag(len).into(),
+            _ => 1,
+        };
         let params = Flag {
             report,
             from: piece.map_or(0, |piece| piece.addr()),
             room: room.addr,
-            len: piece.map_or(0, |piece| piece.len as u64),
-            ..params
-        };
-        let params = Flag {
-            shares: match (params.long_room, &self.copier.kernels) {
-                (1.., Some(kernels)) => kernels.shares_of_flag(params.len).into(),
-                _ => 1,
-            },
+            len,
+            shares,
             ..params
         };
         let put = self.begin_reporting(at, room, Target::Room, params.shares);
@@ -445,10 +444,7 @@ impl Lane {
 
     /// Prepares a put of words in memory, each copied atomically, after all earlier puts.
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
-        let at = self.take()?;
-        self.slots[at].from.clear();
-        self.add_piece(at, 0, words)?;
-        self.prepare(at, to, true)
+        self.put_pieces([words].into_iter(), to, true)
     }
 
     /// Prepares a put of words, copied now, after all earlier puts.
