@@ -26,6 +26,13 @@ pub(crate) struct Poster {
     pub stream: Option<WeakStream>,
 }
 
+impl Poster {
+    /// The id of its stream; `None`: the CPU.
+    pub fn id(&self) -> Option<u64> {
+        self.stream.as_ref().map(WeakStream::id)
+    }
+}
+
 /// The state of a send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SendState {

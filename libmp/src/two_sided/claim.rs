@@ -236,8 +236,7 @@ pub(super) fn check_peer(state: &mut State, key: RequestKey) -> Result<()> {
 
 /// The stream that posted a request.
 pub(super) fn poster_of(state: &State, key: RequestKey) -> Option<u64> {
-    let stream = state.requests.get(key)?.poster.stream.as_ref();
-    stream.map(|stream| stream.id())
+    state.requests.get(key)?.poster.id()
 }
 
 /// The receive of a request, if `stream` has posted it and stores no mark for it: 1, or 0.

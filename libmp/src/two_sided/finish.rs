@@ -106,8 +106,7 @@ impl Engine {
             Some(_) if !own => (order, Why::Peer),
             _ => (order, Why::Own(self.own_text(state, entry, status, len))),
         };
-        let poster = entry.poster.stream.as_ref().map(|stream| stream.id());
-        let posted = poster.or(entry.end.stream);
+        let posted = entry.poster.id().or(entry.end.stream);
         let waiters = entry.waiters.iter().map(|waiter| waiter.stream);
         let streams = posted.into_iter().chain(entry.claimed_by());
         let fault = Fault {

@@ -5,7 +5,7 @@
 //! work requests and of strided pieces have kernels of their own. If a part is refused, no request is
 //! posted.
 
-use gdsync::gpu::{WeakStream, Word64};
+use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
 
 use super::bind::{is_bound, unbind};
@@ -742,7 +742,7 @@ fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Resu
     let (common, receive, channel, link) = state.incoming(key)?;
     let (number, lane) = (common.number, common.poster.lane);
     check_ready_order(channel, link, number, lane).map_err(|e| e.with_rank(rank))?;
-    let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
+    let stream = common.poster.id().unwrap_or(0);
     if let Some((word, value)) = channel.taken_before(number, stream) {
         posts.front.push(Part::Wait(word.clone(), value));
     }

@@ -438,7 +438,7 @@ fn mark_posted(state: &mut State, stream: &WeakStream, claimed: u32) -> Result<(
     let mut keys = std::mem::take(&mut state.marked);
     keys.clear();
     let open = state.requests.iter().filter(|(_, entry)| {
-        let own = entry.poster.stream.as_ref().map(|poster| poster.id()) == Some(stream.id());
+        let own = entry.poster.id() == Some(stream.id());
         let posted =
             |receive: &Incoming| receive.state == ReceiveState::Posted && receive.reached.is_none();
         own && entry.receive().is_some_and(posted)

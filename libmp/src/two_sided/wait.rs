@@ -52,7 +52,7 @@ impl Engine {
             peer: (!entry.is_unmatched()).then_some(entry.peer),
             tag: Some(entry.tag),
             bytes: Some(entry.len),
-            stream: entry.poster.stream.as_ref().map(|stream| stream.id()),
+            stream: entry.poster.id(),
         })
     }
 
@@ -194,7 +194,7 @@ impl Engine {
         let Some(entry) = state.requests.get(key) else {
             return Err(Error::unknown_request(WAIT_ON));
         };
-        let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+        let poster = entry.poster.id();
         match (
             &entry.operation,
             entry.in_flight().filter(|_| poster.is_some()),
@@ -280,7 +280,7 @@ impl Engine {
         let state = &mut *self.lock();
         self.advance_all(state);
         let mut failing = state.requests.iter().filter(|(_, entry)| {
-            let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+            let poster = entry.poster.id();
             let waits = entry.waiters.iter().any(|waiter| waiter.stream == stream);
             let of_stream = poster == Some(stream) || waits;
             of_stream && entry.in_flight().is_some() && state.given_up(entry.peer).is_some()

@@ -209,7 +209,7 @@ impl Engine {
         let Some(entry) = state.requests.get(key) else {
             return Err(Error::unknown_request(WAIT_ON));
         };
-        let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+        let poster = entry.poster.id();
         let flush = entry.lands_in_device();
         match (&entry.operation, entry.in_flight()) {
             (_, Some(put)) if poster.is_some() => {
@@ -288,8 +288,7 @@ impl Engine {
             let flush = needs_flush(common, receive, channel);
             waits.words.push((word, word::threshold(number), flush));
         }
-        let poster = common.poster.stream.as_ref().map(|poster| poster.id());
-        channel.side.own = poster == Some(stream.id());
+        channel.side.own = common.poster.id() == Some(stream.id());
         waits.claims.push(Claim {
             key,
             of,

@@ -229,8 +229,7 @@ fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
         || entry.signal().is_some()
         || entry.step().is_some()
         || entry.collective().is_some();
-    let sender = entry.poster.stream.as_ref().filter(|_| at_work);
-    let sender = sender.map(|stream| stream.id());
+    let sender = entry.poster.id().filter(|_| at_work);
     let waiters = match (entry.status(), sender) {
         (None, None) => &entry.waiters[..],
         // Whether the stream that executes a send has reached it is unknown to the other streams.
