@@ -111,8 +111,8 @@ impl RecvChannel {
     pub fn make_flagged(&mut self, paths: &Paths, large: bool) -> bool {
         let from = self.numbers.next();
         let (slots, mut made) = (self.shape.slots(), false);
-        let make = |len: usize, counts: usize| {
-            let rooms = paths.copier().exported(len + counts)?;
+        let make = |len: usize, behind: usize| {
+            let rooms = paths.copier().exported(len + behind)?;
             let mut bytes = flag::before(from, len);
             bytes.resize(rooms.len(), 0);
             rooms.write(0, &bytes)?;
@@ -127,8 +127,8 @@ impl RecvChannel {
             made |= self.side.flagged.is_some();
         }
         let bytes = paths.long_message();
-        let useful = large && bytes > self.shape.room() && self.side.flagged.is_some();
-        if useful && !std::mem::replace(&mut self.side.tried[1], true) {
+        let first = large && !std::mem::replace(&mut self.side.tried[1], true);
+        if first && bytes > self.shape.room() && self.side.flagged.is_some() {
             let rooms = make(slots * flag::lines_len(bytes), slots * 8);
             self.side.long = rooms
                 .map_err(refused)
@@ -136,7 +136,6 @@ impl RecvChannel {
                 .map(|rooms| (rooms, from, bytes));
             made |= self.side.long.is_some();
         }
-        self.side.tried[1] |= large;
         made
     }
 
@@ -165,18 +164,21 @@ impl RecvChannel {
         })
     }
 
+    /// The offset of the word behind the flagged rooms.
+    fn lost_at(&self) -> usize {
+        self.shape.slots() * flag::size(self.shape.flagged_bytes())
+    }
+
     /// The word behind the flagged rooms that is set when the peer is given up, for kernels, or 0.
     pub fn lost_addr(&self) -> u64 {
-        let at = self.shape.slots() * flag::size(self.shape.flagged_bytes());
         let rooms = self.side.flagged.as_ref();
-        rooms.map_or(0, |(rooms, _)| rooms.addr(at))
+        rooms.map_or(0, |(rooms, _)| rooms.addr(self.lost_at()))
     }
 
     /// Sets that word: kernels that start then name no memory to the peer.
     pub fn set_lost(&self) {
-        let at = self.shape.slots() * flag::size(self.shape.flagged_bytes());
         if let Some((rooms, _)) = &self.side.flagged
-            && let Err(e) = rooms.write(at, &1_u64.to_le_bytes())
+            && let Err(e) = rooms.write(self.lost_at(), &1_u64.to_le_bytes())
         {
             tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
         }

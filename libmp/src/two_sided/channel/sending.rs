@@ -5,7 +5,7 @@ use gdsync::gpu::Word64;
 
 use super::{
     Channel, LOST, PAIR, PLACE, SendChannel, WINDOW, adopt, check_aligned, refresh, span,
-    store_failure,
+    stale_value, store_failure,
 };
 use crate::error::Result;
 use crate::kernels::{Credit, Direct, Flag, Relay};
@@ -450,15 +450,8 @@ impl SendChannel {
     /// the word to the number of that message: the receive of a short message writes no ready word,
     /// and the next receive in the slot is posted after it.
     pub fn stale(&self, number: u64) -> Option<&Word64> {
-        // The check is made once in `WINDOW` messages for each slot: the word is then at most twice
-        // as old, which 16 bits still represent.
-        if number % WINDOW >= u64::from(self.shape.depth) {
-            return None;
-        }
         let ready = self.ready(number);
-        let age = |w: u64| (number as u16).wrapping_sub(word::parse(w).0);
-        let old = ready.load().is_ok_and(|w| u64::from(age(w)) > WINDOW);
-        old.then_some(ready)
+        stale_value(ready, number, self.shape.depth).map(|_| ready)
     }
 
     /// Refreshes the ready word of message `number` before it is sent, as receives that streams post do not
