@@ -146,7 +146,9 @@ impl Engine {
                     if !self.refuse(state, key) {
                         return false;
                     }
-                    if let Some(((status, len), in_device)) = state.requests.result_and_place(key) {
+                    if let Some(((status, len), in_device)) =
+                        state.requests.result_and_in_device(key)
+                    {
                         if in_device && let Ok((common, _, channel, _)) = state.incoming(key) {
                             channel.set_taken(common.number);
                         }
