@@ -77,8 +77,8 @@ impl Reached {
         Ok(())
     }
 
-    /// Makes a stream store a mark behind a receive that it has posted, if another stream may wait for the
-    /// receive; else, or if the `own` stream has taken in the receives before, notes that it has none.
+    /// Makes a stream store a mark behind a receive that it has posted. Only notes the receive if `own` (its
+    /// poster takes in the receives of the tag), or if there is no other stream.
     ///
     /// # Errors
     /// As [`Reached::mark_on`].

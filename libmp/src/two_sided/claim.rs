@@ -88,7 +88,7 @@ impl Engine {
         state.reached.forget_receives(stream.id(), unmarked);
         let (common, receive, channel, link) = state.incoming(key)?;
         (common.order, common.since) = (order, None);
-        channel.side.own = own;
+        channel.side.taken_by_poster = own;
         receive.state = ReceiveState::Claimed(stream.id());
         if let Err(Refusal { error, .. }) = claimed {
             self.fail_claim(state, key, &error);
@@ -121,7 +121,7 @@ impl Engine {
         stream
             .check_room(4 + packed.map_or(0, |_| SCATTERS))
             .map_err(Error::from)?;
-        let spins = polls(common, channel, link);
+        let polls = polls(common, channel, link);
         let words = self.result_words(common, receive, result);
         let passed = match report {
             Some(report) => (&report.word, report.value),
@@ -131,31 +131,31 @@ impl Engine {
         if let Some((word, count)) = posted {
             list.wait(word, *count, false);
         }
-        if !spins {
+        if !polls {
             let word = channel.word(number, common.large);
             list.wait_for(word, number, needs_flush(common, receive, channel));
             list.passed_by(passed.0, passed.1);
         }
         list.post(stream, None)?;
-        let waits = spins.then_some(passed);
+        let passed = polls.then_some(passed);
         // Words and payload belong to the channel and the table, which the state keeps; the entry
         // keeps the segments until the kernel has stored its result.
         let launched = match common.segments.as_slice().len() {
             0 | 1 => {
-                let params = unpack::<1>(kernels, channel, common, receive, words, spins, report);
+                let params = unpack::<1>(kernels, channel, common, receive, words, polls, report);
                 // SAFETY: the comment above names what keeps the memory alive.
-                unsafe { kernels.unpack(stream, &params, waits) }
+                unsafe { kernels.unpack(stream, &params, passed) }
             }
             _ => {
                 let params =
-                    unpack::<SEGMENTS>(kernels, channel, common, receive, words, spins, report);
+                    unpack::<SEGMENTS>(kernels, channel, common, receive, words, polls, report);
                 // SAFETY: the comment above names what keeps the memory alive.
-                unsafe { kernels.unpack(stream, &params, waits) }
+                unsafe { kernels.unpack(stream, &params, passed) }
             }
         };
         launched.map_err(|error| Refusal {
             error,
-            torn: !spins,
+            torn: !polls,
         })?;
         let scattered = packed.map_or(Ok(()), |(pieces, staging)| {
             scatter_on(kernels, stream, pieces, staging, result)
@@ -280,7 +280,7 @@ pub(super) fn unpack<const N: usize>(
     common: &Common,
     receive: &Incoming,
     words: [u64; 2],
-    waits: bool,
+    polls: bool,
     report: Option<&InDevice>,
 ) -> Unpack<N> {
     let number = common.number;
@@ -300,13 +300,13 @@ pub(super) fn unpack<const N: usize>(
     };
     let in_host = |slice: &Slice| slice.memory().region().kind() != MemoryKind::Device;
     let host = segments.iter().any(in_host) && report.is_some();
-    let waits = later | if waits { POLLS } else { 0 } | if host { IN_HOST } else { 0 };
+    let bits = later | if polls { POLLS } else { 0 } | if host { IN_HOST } else { 0 };
     let (long_room, long_len, count) = channel.long_room(number);
     let addr = |word: &Word64| word.addr().0;
     let slot = channel.shape.room() as u32;
     // A longer message is copied to the receive, and more blocks that poll would slow the copy.
     let wide = segments.len() <= 1 && common.len > slot.into() && common.len <= long_len;
-    let shares = match waits & POLLS != 0 && wide {
+    let shares = match polls && wide {
         true => kernels.shares_of_flag(common.len),
         false => 1,
     };
@@ -328,7 +328,7 @@ pub(super) fn unpack<const N: usize>(
         slot,
         shares,
         segments: segments.len() as u32,
-        waits,
+        waits: bits,
         number,
         segment: list,
     }

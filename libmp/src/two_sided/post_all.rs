@@ -660,7 +660,7 @@ fn is_marked(state: &State, member: &Member, waits: bool) -> bool {
     let own = || {
         state
             .receiving(entry.peer, entry.tag)
-            .is_some_and(|c| c.side.own)
+            .is_some_and(|c| c.side.taken_by_poster)
     };
     let marks = || state.reached.marks_receives() && (waits || !own());
     entry.peer == ANY_RANK || entry.peer != NULL_RANK && marks()

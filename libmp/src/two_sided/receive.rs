@@ -154,7 +154,9 @@ impl Engine {
         let silent = !common.large || !here;
         if silent && post {
             if let Some(stream) = &common.poster.stream {
-                receive.reached = state.reached.note_or_mark(stream, channel.side.own)?;
+                receive.reached = state
+                    .reached
+                    .note_or_mark(stream, channel.side.taken_by_poster)?;
             }
             common.order = state.requests.next_order();
             receive.state = ReceiveState::Posted;
@@ -189,7 +191,9 @@ impl Engine {
         }
         if !large || state.given_up(rank).is_some() {
             // A message that a lost peer left is in its slot.
-            let own = state.receiving(rank, tag).is_some_and(|c| c.side.own);
+            let own = state
+                .receiving(rank, tag)
+                .is_some_and(|c| c.side.taken_by_poster);
             let mark = match &poster {
                 Some(stream) => state.reached.note_or_mark(stream, own)?,
                 None => None,
@@ -213,7 +217,7 @@ impl Engine {
         let waits = poster
             .zip(channel)
             .is_some_and(|(stream, channel)| channel.taken_before(number, stream.id()).is_some());
-        let own = !waits && channel.is_some_and(|channel| channel.side.own);
+        let own = !waits && channel.is_some_and(|channel| channel.side.taken_by_poster);
         let mark = match poster {
             Some(stream) => {
                 if waits {

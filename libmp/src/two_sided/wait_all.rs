@@ -151,10 +151,10 @@ impl Engine {
     ) -> Result<()> {
         let decided = keys.try_for_each(|key| self.decide_wait(state, key, stream, waits));
         let claims = waits.claims.iter().map(|claim| claim.key);
-        let own = claims
+        let unmarked = claims
             .map(|key| own_unmarked(state, key, stream.id()))
             .sum();
-        let decided = decided.and_then(|()| mark_others(state, stream, own));
+        let decided = decided.and_then(|()| mark_others(state, stream, unmarked));
         let posted = decided.and_then(|()| self.post_waits(state, stream, waits));
         if posted.is_err() {
             for claim in &waits.claims {
@@ -177,7 +177,7 @@ impl Engine {
             keep_credits(state, before);
             return posted;
         }
-        state.reached.forget_receives(stream.id(), own);
+        state.reached.forget_receives(stream.id(), unmarked);
         // The stream waits for all of them in one place.
         let order = state.requests.next_order();
         for claim in &waits.claims {
@@ -236,7 +236,7 @@ impl Engine {
             (Operation::Receive(receive), _) => match receive.state {
                 ReceiveState::Posted => self.decide_claim(state, key, stream, waits),
                 // Its kernel is before this call's waits, or in this call.
-                ReceiveState::Claimed(own) if own == stream.id() => Ok(()),
+                ReceiveState::Claimed(by) if by == stream.id() => Ok(()),
                 _ => waits.add_result(&state.requests, key, flush),
             },
             _ => waits.add_result(&state.requests, key, flush),
@@ -255,8 +255,8 @@ impl Engine {
         let result = state.requests.result_addr(key).0;
         let rank = known(&mut state.requests, key)?.peer;
         check_peer(state, key).map_err(|e| e.of_peer(rank))?;
-        let own = self.lane_of(state, &On::Stream(stream, None));
-        let lane = state.open_lane(rank, own, Need::Lanes);
+        let lane = self.lane_of(state, &On::Stream(stream, None));
+        let lane = state.open_lane(rank, lane, Need::Lanes);
         waits.words.extend(
             posted_by_another(state, key, stream)?.map(|(word, count)| (word, count, false)),
         );
@@ -288,7 +288,7 @@ impl Engine {
             let flush = needs_flush(common, receive, channel);
             waits.words.push((word, word::threshold(number), flush));
         }
-        channel.side.own = common.poster.id() == Some(stream.id());
+        channel.side.taken_by_poster = common.poster.id() == Some(stream.id());
         waits.claims.push(Claim {
             key,
             of,
@@ -329,9 +329,9 @@ impl Engine {
             }
             // The event behind all, the kernels, and the scattering.
             let shared = waits.claims.iter().filter(|claim| claim.is_short()).count();
-            let own = waits.claims.len() - shared;
+            let alone = waits.claims.len() - shared;
             let scatters: u32 = waits.claims.iter().map(|claim| claim.scatters).sum();
-            let kernels = own + shared.div_ceil(UNPACKS);
+            let kernels = alone + shared.div_ceil(UNPACKS);
             plan.kernels_here(1 + kernels as u32 + scatters);
         }
         let State {

@@ -41,8 +41,8 @@ pub(crate) struct Receiving {
     /// By slot: the last message that a kernel takes in which stores its end in device memory, and the
     /// stream of the kernel.
     pub(super) taking: Vec<Option<(u64, u64, InDevice)>>,
-    /// The last receive that was taken in was by the stream that posted it.
-    pub own: bool,
+    /// The stream that posted the last receive took it in.
+    pub taken_by_poster: bool,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
     /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next
@@ -70,7 +70,7 @@ impl RecvChannel {
             device_block: None,
             placed: vec![None; shape.slots()],
             taking: (0..shape.slots()).map(|_| None).collect(),
-            own: false,
+            taken_by_poster: false,
             receives: vec![None; shape.slots()],
             ready_puts: vec![None; shape.slots()],
             credits: Credits::default(),
