@@ -155,7 +155,7 @@ pub(crate) struct Incoming {
     /// [`Table::make_report`](super::table::Table::make_report).
     pub ended: Option<u64>,
     /// Kernels of the application may read its result word in host memory.
-    pub shown: bool,
+    pub result_in_host: bool,
 }
 
 /// The state of the application's handle.

@@ -317,7 +317,7 @@ impl Table {
             return own.word().addr();
         }
         if let Some(receive) = self.receive_mut(key) {
-            receive.shown = true;
+            receive.result_in_host = true;
         }
         self.result_addr(key)
     }

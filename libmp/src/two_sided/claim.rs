@@ -185,7 +185,7 @@ impl Engine {
         let polls = polls(common, channel, link) && channel.has_flagged(common.number);
         // If the sender does not look for the credit in its device block, the stream returns it to host memory.
         let far = !channel.credits_in_device(common.number);
-        if !polls || receive.packed.is_some() || receive.shown || far {
+        if !polls || receive.packed.is_some() || receive.result_in_host || far {
             return Ok(None);
         }
         state

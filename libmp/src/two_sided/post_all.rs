@@ -637,7 +637,7 @@ fn any_waits(state: &mut State, stream: &Stream, posts: &Posts) -> Result<bool> 
             (true, _) => {
                 large && {
                     let channel = state.receiving(rank, tag);
-                    channel.is_some_and(|c| c.taken_before(number, stream.id()).is_some())
+                    channel.is_some_and(|c| c.blocked_by(number, stream.id()).is_some())
                 }
             }
             (_, true) => may_wait(state, member.key)?,
@@ -743,7 +743,7 @@ fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Resu
     let (number, lane) = (common.number, common.poster.lane);
     check_ready_order(channel, link, number, lane).map_err(|e| e.with_rank(rank))?;
     let stream = common.poster.id().unwrap_or(0);
-    if let Some((word, value)) = channel.taken_before(number, stream) {
+    if let Some((word, value)) = channel.blocked_by(number, stream) {
         posts.front.push(Part::Wait(word.clone(), value));
     }
     let found = link.lane_and_shared(lane);

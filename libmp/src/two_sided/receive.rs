@@ -216,7 +216,7 @@ impl Engine {
         let channel = state.receiving(rank, tag);
         let waits = poster
             .zip(channel)
-            .is_some_and(|(stream, channel)| channel.taken_before(number, stream.id()).is_some());
+            .is_some_and(|(stream, channel)| channel.blocked_by(number, stream.id()).is_some());
         let own = !waits && channel.is_some_and(|channel| channel.side.taken_by_poster);
         let mark = match poster {
             Some(stream) => {
@@ -244,7 +244,7 @@ impl Engine {
                 if let Some((word, count)) = &reached {
                     list.store(word, *count);
                 }
-                if let Some((word, value)) = channel.taken_before(number, stream.id()) {
+                if let Some((word, value)) = channel.blocked_by(number, stream.id()) {
                     // A stream will take the previous message of the slot. Until it has, place and
                     // ready word in the sender's memory belong to the receive of that message.
                     list.wait(word, value, false);

@@ -6,7 +6,7 @@ use super::channel::{SendChannel, WINDOW};
 use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::Need;
-use super::progress::APART;
+use super::progress::READS_APART;
 use super::receive::mark_others;
 use super::spec::{SendOp, SizeSource};
 use super::state::{State, not_connected};
@@ -354,7 +354,7 @@ impl Engine {
                 && now >= send.next_look
             {
                 channel.find_place(number);
-                send.next_look = now + APART;
+                send.next_look = now + READS_APART;
             }
             match channel.reply(number) {
                 None if announced => return Ok(false),

@@ -39,7 +39,7 @@ impl Engine {
             }
         }
         if state.requests.get(key).is_some_and(Entry::ends_in_device) {
-            self.refresh(state, self.host().now());
+            self.read_reports(state, self.host().now());
         }
         self.advance(state, key);
     }
@@ -139,12 +139,13 @@ impl Engine {
     /// advances the requests that it posts itself, or does a round of the background work. `true`:
     /// the round.
     pub(crate) fn work(&self, mut state: Guard<'_>, checks: &mut u32) -> bool {
-        /// Number of checks between two rounds of the background work, and the time since the last
-        /// round of any thread: a round costs several messages.
+        /// Number of checks between two rounds of the background work: a round costs several messages.
         const EVERY: u32 = 32;
-        const APART: Duration = Duration::from_micros(20);
+        /// Time since the last round of any thread.
+        const ROUNDS_APART: Duration = Duration::from_micros(20);
         *checks += 1;
-        let round = checks.is_multiple_of(EVERY) && self.host().now() >= state.last_round + APART;
+        let round =
+            checks.is_multiple_of(EVERY) && self.host().now() >= state.last_round + ROUNDS_APART;
         if round {
             drop(state);
             self.progress();

@@ -43,7 +43,7 @@ const PAIR: usize = 16;
 /// elsewhere.
 const LEAST_ROOM: usize = 64;
 /// Bytes of a place in the device block. A slot has two: of its receive, and for the blocks of a kernel.
-const PLACE: usize = flag::PLACE.next_multiple_of(64);
+const PLACE_ROOM: usize = flag::PLACE.next_multiple_of(64);
 /// Added to a number, the credit that says that the peer is lost: kernels look for more than half of it
 /// (`device/mp_flag.hpp`).
 const LOST: u64 = 1 << 62;
@@ -69,7 +69,7 @@ impl Shape {
 
     /// Where the device block has the place of a slot.
     fn place_at(&self, slot: usize) -> usize {
-        self.slots() * 8 + slot * 2 * PLACE
+        self.slots() * 8 + slot * 2 * PLACE_ROOM
     }
 
     /// Where the device block has the word that is set when the peer is given up.

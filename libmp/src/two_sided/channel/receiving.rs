@@ -10,7 +10,7 @@ use super::{
 use crate::error::{Error, Kind, Result};
 use crate::path::{Exported, Keys, Path, Paths, Put, Remote, Rights, Span};
 use crate::request::table::{InDevice, RequestKey};
-use crate::wire::control::{Flags, Shape};
+use crate::wire::control::{RoomsPlace, Shape};
 use crate::wire::flag::{self, Head};
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
@@ -297,9 +297,9 @@ impl RecvChannel {
 
     /// The records of the memory of the flagged rooms and of the long ones, none if there are none, and
     /// where they are.
-    pub fn flagged_rooms(&self) -> [(Vec<Record>, Flags); 2] {
+    pub fn flagged_rooms(&self) -> [(Vec<Record>, RoomsPlace); 2] {
         let named = |rooms: &Exported, from: u64, bytes: usize| {
-            let flags = Flags {
+            let flags = RoomsPlace {
                 offset: rooms.offset() as u64,
                 from,
                 bytes: bytes as u32,
@@ -428,7 +428,7 @@ impl RecvChannel {
 
     /// The word and its value for which a stream waits until the previous message in the slot of `number` was
     /// taken; `None`: it was, or an earlier kernel of the stream takes it.
-    pub fn taken_before(&self, number: u64, stream: u64) -> Option<(&Word64, u64)> {
+    pub fn blocked_by(&self, number: u64, stream: u64) -> Option<(&Word64, u64)> {
         let before = self.numbers.previous(number)?;
         if self.is_taken(before) {
             return None;

@@ -4,7 +4,7 @@ use gdsync::Status;
 use gdsync::gpu::Word64;
 
 use super::{
-    Channel, LOST, PAIR, PLACE, SendChannel, WINDOW, adopt, check_aligned, refresh, span,
+    Channel, LOST, PAIR, PLACE_ROOM, SendChannel, WINDOW, adopt, check_aligned, refresh, span,
     stale_value, store_failure,
 };
 use crate::error::Result;
@@ -12,7 +12,7 @@ use crate::kernels::{Credit, Direct, Flag, Relay};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Exported, Keys, List, Path, Paths, Piece, Put, Remote, Rights, Span};
 use crate::request::entry::{Late, Outgoing};
-use crate::wire::control::{Flags, Shape};
+use crate::wire::control::{RoomsPlace, Shape};
 use crate::wire::flag;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
@@ -51,7 +51,7 @@ pub(crate) struct Sending {
 /// Rooms of the peer in device memory, one for each slot.
 struct Rooms {
     memory: Remote,
-    flags: Flags,
+    flags: RoomsPlace,
     /// By slot: the message that last wrote every line of its room; empty before the first.
     whole: Vec<u64>,
 }
@@ -61,7 +61,7 @@ impl Rooms {
     fn read(
         path: Path,
         memory: &[Record],
-        flags: Flags,
+        flags: RoomsPlace,
         size: usize,
         slots: usize,
     ) -> Result<Rooms> {
@@ -77,10 +77,10 @@ impl Rooms {
         })
     }
 
-    /// Whether message `number`, in this slot, may use its room: its flags are not of a message so old
-    /// that they would seem to be its own. A message that is prepared behind a later one of its slot uses
-    /// none, because the later one may have written every line.
-    fn take(&self, slot: usize, number: u64) -> Option<u64> {
+    /// The age of the lines of message `number`'s room; `None`: the message may not use it. The flags of
+    /// an old message would seem to be its own, and a message that is prepared behind a later one of its
+    /// slot uses none, because the later one may have written every line.
+    fn age(&self, slot: usize, number: u64) -> Option<u64> {
         let whole = self.whole.get(slot).copied().unwrap_or(self.flags.from);
         let age = number.wrapping_sub(whole);
         (number >= self.flags.from && age < STALE).then_some(age)
@@ -88,7 +88,7 @@ impl Rooms {
 
     /// The room of `size` bytes of message `number`, and whether the message writes every line.
     fn room(&self, slot: usize, number: u64, size: usize) -> Result<Option<(Span, bool)>> {
-        let Some(age) = self.take(slot, number) else {
+        let Some(age) = self.age(slot, number) else {
             return Ok(None);
         };
         let room = self
@@ -98,7 +98,7 @@ impl Rooms {
     }
 
     /// Notes that message `number` writes every line.
-    fn note(&mut self, slot: usize, slots: usize, number: u64) {
+    fn note_whole(&mut self, slot: usize, slots: usize, number: u64) {
         self.whole.resize(slots, self.flags.from);
         self.whole[slot] = number;
     }
@@ -178,7 +178,7 @@ impl SendChannel {
     pub fn open_flagged(
         &mut self,
         [flagged, long]: [&[Record]; 2],
-        [flags, long_flags]: [Flags; 2],
+        [flags, long_flags]: [RoomsPlace; 2],
     ) -> Result<()> {
         let (path, slots) = (self.path, self.shape.slots());
         let bytes = self.shape.flagged_bytes();
@@ -277,7 +277,7 @@ impl SendChannel {
             let lines = if every { flag::lines(bytes) as u64 } else { 0 };
             let put = batch.flag(piece, room, Flag { lines, ..params })?;
             if every {
-                flagged.note(slot, slots, number);
+                flagged.note_whole(slot, slots, number);
             }
             return Ok(Some(put));
         }
@@ -298,7 +298,7 @@ impl SendChannel {
         };
         let put = batch.flag(piece, room, params)?;
         if every {
-            long.note(slot, slots, number);
+            long.note_whole(slot, slots, number);
         }
         Ok(Some(put))
     }
@@ -316,7 +316,7 @@ impl SendChannel {
         let params = Direct {
             slot: self.credit(number),
             place: self.block_addr(self.shape.place_at(slot)),
-            found: self.block_addr(self.shape.place_at(slot) + PLACE),
+            found: self.block_addr(self.shape.place_at(slot) + PLACE_ROOM),
             ready: self.ready(number).addr().0,
             info: self.place_addr(number),
             lost: self.block_addr(self.shape.lost_at()),
@@ -334,7 +334,7 @@ impl SendChannel {
         let lines = if every { params.room_lines } else { 0 };
         let put = batch.direct(piece, room, Direct { lines, ..params })?;
         if every {
-            flagged.note(slot, slots, number);
+            flagged.note_whole(slot, slots, number);
         }
         Ok(Some(put))
     }
@@ -350,7 +350,7 @@ impl SendChannel {
         let slot = self.numbers.slot(number);
         let takes = |rooms: &Option<Rooms>| {
             let rooms = rooms.as_ref();
-            rooms.is_some_and(|rooms| rooms.take(slot, number).is_some())
+            rooms.is_some_and(|rooms| rooms.age(slot, number).is_some())
         };
         self.has_long(len) && takes(&self.side.flagged) && takes(&self.side.long)
     }
