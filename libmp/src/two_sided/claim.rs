@@ -6,10 +6,11 @@ use gdsync::{Status, Stream};
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
+use super::marks::{mark_others, own_unmarked, posted_by_another};
 use super::packed::{SCATTERS, arrival, scatter_on, staged};
 use super::peer::Need;
 use super::progress::arrived;
-use super::receive::{ANY_RANK, ask_reached, mark_others};
+use super::receive::ANY_RANK;
 use super::spec::On;
 use super::state::{Guard, State, known};
 use super::wait::WAIT_ON;
@@ -19,7 +20,7 @@ use crate::mutant::{Mutant, on};
 use crate::path::{Link, List, Path};
 use crate::plan::Refusal;
 use crate::region::Slice;
-use crate::request::entry::{Common, Entry, Incoming, ReceiveState};
+use crate::request::entry::{Common, Incoming, ReceiveState};
 use crate::request::table::{InDevice, RequestKey};
 use crate::wire::word::{self, WordKind};
 
@@ -237,38 +238,6 @@ pub(super) fn check_peer(state: &mut State, key: RequestKey) -> Result<()> {
 /// The stream that posted a request.
 pub(super) fn poster_of(state: &State, key: RequestKey) -> Option<u64> {
     state.requests.get(key)?.poster.id()
-}
-
-/// The receive of a request, if `stream` has posted it and stores no mark for it: 1, or 0.
-pub(super) fn own_unmarked(state: &State, key: RequestKey, stream: u64) -> u32 {
-    let receive = state.requests.get(key).and_then(Entry::receive);
-    let unmarked = receive.is_some_and(|receive| receive.reached.is_none());
-    u32::from(unmarked && poster_of(state, key) == Some(stream))
-}
-
-/// The word and the value for which `stream` waits if another stream posted the receive: that stream
-/// may use the memory until it reaches the receive.
-pub(super) fn posted_by_another(
-    state: &mut State,
-    key: RequestKey,
-    stream: &Stream,
-) -> Result<Option<(Word64, u64)>> {
-    let entry = known(&mut state.requests, key)?;
-    let poster = entry.poster.stream.clone();
-    let Some(poster) = poster.filter(|poster| poster.id() != stream.id()) else {
-        return Ok(None);
-    };
-    if on(Mutant::EarlyClaim) || ask_reached(state, key, &poster) {
-        return Ok(None);
-    }
-    let receive = known(&mut state.requests, key)?.receive();
-    let Some(mark) = receive.and_then(|receive| receive.reached) else {
-        // The last handle of that stream was dropped, or that stream is full.
-        poster.precede(stream)?;
-        return Ok(None);
-    };
-    let (word, count) = state.reached.word(mark);
-    Ok(Some((word.clone(), count)))
 }
 
 /// The parameters of the kernel of a receive: `words` are the word for its result and the context's

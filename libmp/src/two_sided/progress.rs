@@ -8,8 +8,8 @@ use gdsync::Status;
 
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
+use super::marks::ask_reached;
 use super::peer::{Cause, Standing};
-use super::receive::ask_reached;
 use super::state::State;
 use crate::path::Put;
 use crate::region::Slice;

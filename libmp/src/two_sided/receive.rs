@@ -7,6 +7,7 @@ use gdsync::{Status, Stream};
 use super::channel::{RecvChannel, WINDOW};
 use super::channels::receives;
 use super::engine::Engine;
+use super::marks::mark_before;
 use super::null::NULL_RANK;
 use super::peer::Need;
 use super::post::{POST, lent};
@@ -412,68 +413,4 @@ pub(super) fn check_ready_order(
     }
     *channel.ready_put(number) = None;
     Ok(())
-}
-
-/// Stores marks for the receives that a stream has posted and not taken in, before it waits for another
-/// party: for a message, a receive, a credit or a word. `claimed`: the number of those without a mark that
-/// it takes in now.
-#[inline]
-pub(crate) fn mark_others(state: &mut State, stream: &Stream, claimed: u32) -> Result<()> {
-    match lacks_marks(state, stream.id(), claimed) {
-        true => mark_posted(state, &stream.downgrade(), claimed),
-        false => Ok(()),
-    }
-}
-
-fn lacks_marks(state: &State, stream: u64, claimed: u32) -> bool {
-    state.reached.unmarked(stream) > claimed && state.reached.marks_receives()
-}
-
-/// As [`mark_others`], before the wait of a request of `stream`.
-pub(super) fn mark_before(state: &mut State, stream: &WeakStream) -> Result<()> {
-    match lacks_marks(state, stream.id(), 0) {
-        true => mark_posted(state, stream, 0),
-        false => Ok(()),
-    }
-}
-
-#[cold]
-fn mark_posted(state: &mut State, stream: &WeakStream, claimed: u32) -> Result<()> {
-    let mut keys = std::mem::take(&mut state.marked);
-    keys.clear();
-    let open = state.requests.iter().filter(|(_, entry)| {
-        let own = entry.poster.id() == Some(stream.id());
-        let posted =
-            |receive: &Incoming| receive.state == ReceiveState::Posted && receive.reached.is_none();
-        own && entry.receive().is_some_and(posted)
-    });
-    keys.extend(open.map(|(key, _)| key));
-    let mark = match keys.is_empty() {
-        true => Ok(None),
-        false => state.reached.mark_on(stream),
-    };
-    if let Ok(mark) = mark {
-        for key in &keys {
-            if let Some(receive) = state.requests.receive_mut(*key) {
-                receive.reached = mark;
-            }
-        }
-        state.reached.leave_unmarked(stream.id(), claimed);
-    }
-    state.marked = keys;
-    mark.map(drop)
-}
-
-/// Whether the stream that posted a receive has reached it. If no mark is enqueued yet, this
-/// enqueues one; a stream without handles has reached it when it has executed all its work.
-pub(super) fn ask_reached(state: &mut State, key: RequestKey, stream: &WeakStream) -> bool {
-    let Some(receive) = state.requests.receive_mut(key) else {
-        return false;
-    };
-    if receive.reached.is_none() {
-        // While the stream is full or captured, the mark is retried in the next rounds.
-        receive.reached = state.reached.mark_on(stream).ok().flatten();
-    }
-    let reached = receive.reached.is_some_and(|mark| state.reached.has(mark));
-    reached || stream.has_ended()
 }

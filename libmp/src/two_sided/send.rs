@@ -4,10 +4,10 @@ use gdsync::{Status, Stream};
 
 use super::channel::{SendChannel, WINDOW};
 use super::engine::Engine;
+use super::marks::mark_others;
 use super::null::NULL_RANK;
 use super::peer::Need;
 use super::progress::READS_APART;
-use super::receive::mark_others;
 use super::spec::{SendOp, SizeSource};
 use super::state::{State, not_connected};
 use crate::error::{Error, Kind, Result};

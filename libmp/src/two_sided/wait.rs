@@ -8,8 +8,8 @@ use gdsync::{Status, Stream};
 
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
+use super::marks::mark_others;
 use super::post::note_waiter;
-use super::receive::mark_others;
 use super::state::{Guard, State, no_lane};
 use crate::error::{Error, Kind, Result, time};
 use crate::path::uncaptured;

@@ -8,12 +8,13 @@ use gdsync::Stream;
 use gdsync::gpu::Word64;
 
 use super::channel::Run;
-use super::claim::{check_peer, needs_flush, own_unmarked, polls, posted_by_another, unpack};
+use super::claim::{check_peer, needs_flush, polls, unpack};
 use super::engine::Engine;
+use super::marks::{mark_others, own_unmarked, posted_by_another};
 use super::packed::{SCATTERS, scatter_on, staged};
 use super::peer::Need;
 use super::post::note_waiter;
-use super::receive::{ANY_RANK, mark_others};
+use super::receive::ANY_RANK;
 use super::spec::On;
 use super::state::{State, known, no_lane};
 use super::wait::WAIT_ON;
