@@ -35,6 +35,7 @@ enum Part {
     Wait(Word64, u64),
     Store(Word64, u64),
     Put(LaneId, Put),
+    /// Waits until the put is done.
     Done(LaneId, Put),
     Next,
 }

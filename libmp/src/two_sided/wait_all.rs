@@ -35,8 +35,9 @@ pub(crate) struct Waits {
     claims: Vec<Claim>,
     /// Requests that another poster ends.
     noted: Vec<RequestKey>,
-    /// Credits that are returned before the waits, with their puts, and behind them.
+    /// Credits returned before the waits, with their puts.
     before: Vec<(Claimed, Run, [Option<Put>; 3])>,
+    /// Credits returned behind the kernels.
     runs: Vec<(Claimed, Run)>,
 }
 

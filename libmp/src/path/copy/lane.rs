@@ -15,8 +15,9 @@ use crate::kernels::{Await, Credit, Direct, Flag, MOST_CHUNKS, Name, PUTS, Relay
 use crate::mutant::{Mutant, on};
 use crate::path::INLINE;
 
-/// Number of bytes that the CPU copies under the context's lock: in one round, and when it posts.
+/// Number of bytes that the CPU copies in one round, under the context's lock.
 pub(crate) const ROUND: usize = 4 << 20;
+/// Number of bytes that the CPU copies when it posts, under the context's lock.
 pub(crate) const AT_ONCE: usize = 64 << 10;
 /// Bytes of the copy buffer. Each piece of device memory costs two calls of the GPU's driver.
 const BUFFER: usize = 64 << 10;

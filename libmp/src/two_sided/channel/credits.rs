@@ -9,7 +9,8 @@ use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Lane, List, Put};
 use crate::request::table::InDevice;
 
-/// A run of messages that one poster has taken and whose credits are not returned yet.
+/// A run of messages that one poster has taken and whose credits are not returned yet. Messages `from..to`,
+/// taken by `stream` (`None`: the CPU) and returned on `lane`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub lane: u8,

@@ -17,9 +17,9 @@ use crate::wire::flag;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
-/// Messages after which every line of a room is written again, and after which a room that was
-/// not is used no more: a line's flag has 32 bits of the number.
+/// Messages after which every line of a room is written again: a line's flag has 32 bits of the number.
 const REWRITE: u64 = 1 << 30;
+/// Messages after which a room whose lines were not all written again is used no more.
 const STALE: u64 = 1 << 31;
 
 /// The fields of a sender. The channel's memory is the return block.
@@ -34,8 +34,9 @@ pub(crate) struct Sending {
     pub asked: bool,
     /// The peer's rooms for eager messages.
     rooms: Option<Remote>,
-    /// The peer's flagged rooms, and its long rooms.
+    /// The peer's flagged rooms.
     flagged: Option<Rooms>,
+    /// The peer's long rooms.
     long: Option<Rooms>,
     /// The device block.
     device_block: Option<Exported>,
