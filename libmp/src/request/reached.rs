@@ -24,8 +24,7 @@ struct Reach {
     word: Word64,
     /// The count of the newest position.
     count: u64,
-    /// Receives that the stream has posted and not taken in, for which it stores no count; at least their
-    /// number.
+    /// An upper bound of the receives that the stream has posted, not taken in, and not marked.
     unmarked: u32,
 }
 

@@ -113,8 +113,9 @@ impl Engine {
             };
             let waited = now.since(since);
             let limit = entry.timeout.unwrap_or(self.config.timeout);
-            let (late, warned) = (waited >= limit, entry.warned);
-            if (late || !warned && waited >= self.config.watchdog) && self.is_there(state, key) {
+            let late = waited >= limit;
+            let warns = !entry.warned && waited >= self.config.watchdog;
+            if (late || warns) && self.is_there(state, key) {
                 if let Some(entry) = state.requests.get_mut(key) {
                     entry.since = None;
                 }
@@ -123,7 +124,7 @@ impl Engine {
             let Some(entry) = state.requests.get_mut(key) else {
                 continue;
             };
-            if !entry.warned && waited >= self.config.watchdog {
+            if warns {
                 entry.warned = true;
                 for front in watch.fronts.iter().filter(|front| front.key == key) {
                     if let Some(stuck) = self.describe(state, front, now) {
@@ -131,7 +132,7 @@ impl Engine {
                     }
                 }
             }
-            if waited >= limit {
+            if late {
                 self.time_out(state, key);
             } else if !self.probe_team(state, key, since) {
                 self.probe(state, rank, since, now);

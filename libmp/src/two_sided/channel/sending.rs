@@ -105,8 +105,8 @@ impl Rooms {
     }
 }
 
-/// What a stream does before a message: waits until a word reaches a value, or, by a kernel, for a credit, then
-/// a store of a value.
+/// What a stream does before a message: it waits for a word or, by a kernel, for a credit; then it stores a
+/// value.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct LeadIn<'a> {
     pub wait: Option<(&'a Word64, u64)>,
@@ -115,6 +115,7 @@ pub(crate) struct LeadIn<'a> {
 }
 
 impl<'a> LeadIn<'a> {
+    /// Without the credit, which is a put.
     pub fn add_to<const N: usize>(self, list: &mut List<'a, N>) {
         if let Some((word, value)) = self.wait {
             list.wait(word, value, false);
