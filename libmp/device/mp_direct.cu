@@ -108,8 +108,8 @@ GDS_DEVICE void name_place(u64 lines, u64 number, u64 to, u64 room, u64 key) {
 }
 
 // Waits until the receive is posted. The first block also looks at the words in host memory, and stores
-// what it finds there in lines for the others: many loads of host memory take long. It announces the
-// message, to a receive that has no room for the message.
+// what it finds there in lines for the others: many loads of host memory take long. If no receive is
+// posted, it announces the message, so that a receive that is too short for it ends.
 GDS_DEVICE Answer await_place(const Direct& p, bool first) {
     Answer found{};
     Place place{};
@@ -140,7 +140,7 @@ GDS_DEVICE Answer await_place(const Direct& p, bool first) {
     return found;
 }
 
-// The answer, unless the peer was given up: the memory of its receives is then no longer theirs.
+// The answer; a failure if the peer was given up, because its memory may have another use.
 GDS_DEVICE Answer unless_lost(const Direct& p, const Answer& a) {
     if (a.departure.status != kSuccess || gds::load_acquire_sys(word_at(p.lost)) == 0) return a;
     return {{failure(parse(gds::load_acquire_sys(word_at(p.ready)))), true}, 0};

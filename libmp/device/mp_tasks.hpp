@@ -1,6 +1,6 @@
 // Several tasks of a kernel in one launch: block i executes the tasks i, i + blocks, ... Blocks do
-// not wait for each other, and a task is that of a launch of its own. In a launch with two dimensions,
-// the second one counts the tasks, and the first one the blocks that share each.
+// not wait for each other, and each task has the parameters of a launch of one. In a launch with two
+// dimensions, the second one counts the tasks, and the first one the blocks that share each.
 #pragma once
 
 #include "mp_wire.hpp"

@@ -1,6 +1,6 @@
 // The receiver's half of a message, launched after the wait for its word, or after its own wait:
 // it copies the payload into the memory of the receive, returns the credit to the sender, and
-// ends the request. One block of any number of threads for each message.
+// ends the request. Several blocks for a message in a long room, else one, of any number of threads.
 #include "mp_unpack.hpp"
 
 namespace mp {

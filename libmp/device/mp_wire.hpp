@@ -1,4 +1,4 @@
-// The words that ranks exchange, and the end of a request: the common part of both kernels.
+// The words that ranks exchange, and the end of a request: the common part of the kernels of messages.
 // A word is seq(16) << 48 | kind(4) << 44 | len(44). libmp/src/wire/word.rs has the same format,
 // libgdsync/src/status.rs the statuses.
 #pragma once

@@ -5,7 +5,7 @@
 mod sim;
 
 use gdsync::gpu::{Condition, Stream};
-use mp::{Builder, Context, PathChoice};
+use mp::{Builder, Context, PathChoice, Request};
 use sim::{LARGE, LIMIT, Rank, SMALL, play, recv, recv_on, secs, send, slice};
 
 /// The tag of the message for which a stream waits that did not post its receive.
@@ -171,4 +171,39 @@ fn call_that_posts_a_send_that_waits_marks_its_receives() {
         });
         assert!(run.warnings.all().is_empty(), "{:?}", run.warnings.all());
     }
+}
+
+/// A mark is stored for two receives when the stream waits for the first. The stream has then no receive
+/// without a mark, and later receives that it posts and takes in need none.
+#[test]
+fn marked_receive_that_its_stream_takes_in_is_counted_no_more() {
+    let run = play(1, 2, move |rank| {
+        let ctx = rank.open(mapped);
+        if rank.me == 1 {
+            for _ in 0..5 {
+                send(&ctx, 0, LENT, SMALL);
+            }
+            return rank.barrier();
+        }
+        let [poster, _other] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+        let into = slice(&ctx, SMALL);
+        let stores = |recv: &Request| {
+            poster.gpu().capture_trace();
+            recv.wait_on(&poster).unwrap();
+            let lines = poster.gpu().finish_trace();
+            let is_store = |line: &&String| line.starts_with("write64");
+            lines.iter().filter(is_store).count()
+        };
+        recv_on(&ctx, &poster, 1, LENT, &into).wait(LIMIT).unwrap();
+        let post = || ctx.irecv_on(&poster, 1, LENT, &into).unwrap();
+        let [first, second] = [post(), post()];
+        assert_eq!(stores(&first), 1);
+        for _ in 0..2 {
+            assert_eq!(stores(&post()), 0);
+        }
+        assert_eq!(stores(&second), 0);
+        ctx.synchronize(&poster, LIMIT).unwrap();
+        rank.barrier();
+    });
+    assert!(run.warnings.all().is_empty(), "{:?}", run.warnings.all());
 }

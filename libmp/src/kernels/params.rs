@@ -196,10 +196,11 @@ pub(crate) struct Flag {
 }
 
 impl Flag {
-    /// Bytes of a message in a long room that one block takes; of a share of a longer one, at least; and the
-    /// shares at most: two kernels of a stream that wait leave half of the GPU to others.
+    /// Bytes of a message in a long room that one block takes, at most.
     const ALONE: u64 = 16 << 10;
+    /// Bytes of a share of a longer message, at least.
     const SHARE: u64 = 4 << 10;
+    /// Maximum number of shares: two kernels of a stream that wait leave half of the GPU to others.
     const MOST_SHARES: u64 = 32;
 
     /// The shares of a message of `len` bytes in a long room.
@@ -411,8 +412,9 @@ impl Unpack<SEGMENTS> {
 impl Direct {
     /// Lines of the payload that have the length.
     const LENGTH_LINES: u64 = 2;
-    /// Bytes of a share, at least, and the shares at most: more blocks are not faster on NVLink.
+    /// Bytes of a share, at least.
     const SHARE: u64 = 8 << 10;
+    /// Maximum number of shares: more blocks are not faster on NVLink.
     const MOST_SHARES: u64 = 32;
 
     /// The shares of a message of `len` bytes, of which a room of so many lines shows each.

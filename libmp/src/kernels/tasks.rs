@@ -19,8 +19,10 @@ const HEAD: usize = 8;
 /// Tasks of the small size.
 const FEW: usize = 8;
 
-/// Maximum number of messages that one launch takes in, and of sends that one launch completes.
+/// Maximum number of messages that one launch takes in.
 pub(crate) const UNPACKS: usize = most(size_of::<Unpack<1>>());
+
+/// Maximum number of sends that one launch completes.
 pub(crate) const STAMPS: usize = most(size_of::<Stamp<1>>());
 
 /// Maximum number of messages to flagged rooms that one launch writes.

@@ -217,22 +217,19 @@ impl<'q, const N: usize> Batch<'q, N> {
     /// Prepares a message of at most one piece to a flagged room; see [`copy::Lane::flag`].
     #[inline]
     pub fn flag(&mut self, piece: Option<Piece<'_>>, room: Span, params: Flag) -> Result<Put> {
-        let made = self.reporting(room, |lane, room| {
+        self.reporting(room, |lane, room| {
             lane.flag(piece.map(Piece::copy), room, params)
-        });
-        self.keep(made)
+        })
     }
 
     /// Prepares a message of one piece to the memory of its receive; see [`copy::Lane::direct`].
     pub fn direct(&mut self, piece: Piece<'_>, room: Span, params: Direct) -> Result<Put> {
-        let made = self.reporting(room, |lane, room| lane.direct(piece.copy(), room, params));
-        self.keep(made)
+        self.reporting(room, |lane, room| lane.direct(piece.copy(), room, params))
     }
 
     /// Prepares the name of a receive's memory; see [`copy::Lane::name`].
     pub fn name(&mut self, to: Span, params: Name) -> Result<Put> {
-        let made = self.reporting(to, |lane, to| lane.name(to, params));
-        self.keep(made)
+        self.reporting(to, |lane, to| lane.name(to, params))
     }
 
     /// Prepares a wait for the credit of a message; see [`copy::Lane::credit`].
@@ -252,10 +249,11 @@ impl<'q, const N: usize> Batch<'q, N> {
         to: Span,
         make: impl FnOnce(&mut copy::Lane, copy::Span) -> Result<copy::Put>,
     ) -> Result<Put> {
-        match to {
+        let made = match to {
             Span::Copy(to) => by_copy(self.lane, |lane| make(lane, to)),
             Span::Nic(_) => Err(foreign(PREPARE)),
-        }
+        };
+        self.keep(made)
     }
 
     /// As [`Batch::announce`], for words that are read when the put is executed.

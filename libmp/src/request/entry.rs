@@ -26,6 +26,13 @@ pub(crate) struct Poster {
     pub stream: Option<WeakStream>,
 }
 
+impl Poster {
+    /// The id of its stream; `None`: the CPU.
+    pub fn id(&self) -> Option<u64> {
+        self.stream.as_ref().map(WeakStream::id)
+    }
+}
+
 /// The state of a send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SendState {
@@ -148,7 +155,7 @@ pub(crate) struct Incoming {
     /// [`Table::make_report`](super::table::Table::make_report).
     pub ended: Option<u64>,
     /// Kernels of the application may read its result word in host memory.
-    pub shown: bool,
+    pub result_in_host: bool,
 }
 
 /// The state of the application's handle.

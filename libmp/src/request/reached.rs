@@ -24,8 +24,7 @@ struct Reach {
     word: Word64,
     /// The count of the newest position.
     count: u64,
-    /// Receives that the stream has posted and not taken in, for which it stores no count; at least their
-    /// number.
+    /// An upper bound of the receives that the stream has posted, not taken in, and not marked.
     unmarked: u32,
 }
 
@@ -77,8 +76,8 @@ impl Reached {
         Ok(())
     }
 
-    /// Makes a stream store a mark behind a receive that it has posted, if another stream may wait for the
-    /// receive; else, or if the `own` stream has taken in the receives before, notes that it has none.
+    /// Makes a stream store a mark behind a receive that it has posted. Only notes the receive if `own` (its
+    /// poster takes in the receives of the tag), or if there is no other stream.
     ///
     /// # Errors
     /// As [`Reached::mark_on`].

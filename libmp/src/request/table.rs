@@ -44,9 +44,9 @@ struct Ends {
     uses: u32,
 }
 
-/// The words in device memory in which a kernel stores how a receive ends.
+/// The word of [`Ends`] that the kernel stores last, and its value at the end.
 pub(crate) struct InDevice {
-    /// Reaches `value`, to which the length is added, at the end.
+    /// Reaches `value`, to which the length is added.
     pub word: Word64,
     /// See `word`.
     pub value: u64,
@@ -63,6 +63,11 @@ fn clear(result: &Word64) {
 
 fn index(key: RequestKey) -> usize {
     (key.data().as_ffi() & 0xffff_ffff) as usize
+}
+
+/// The chunk of the words of an entry, and their index there.
+fn place(key: RequestKey) -> (usize, usize) {
+    (index(key) / CHUNK, index(key) % CHUNK)
 }
 
 impl Table {
@@ -207,7 +212,8 @@ impl Table {
 
     /// The word that holds the request's result: see [`word::result`].
     pub fn result_word(&self, key: RequestKey) -> &Word64 {
-        &self.chunks[index(key) / CHUNK][index(key) % CHUNK]
+        let (chunk, at) = place(key);
+        &self.chunks[chunk][at]
     }
 
     /// The words in device memory in which a kernel stores how a receive ends. The receive keeps the value
@@ -216,7 +222,7 @@ impl Table {
     /// # Errors
     /// Those of [`Gpu::alloc`].
     pub fn make_report(&mut self, key: RequestKey, copier: &Copier) -> Result<InDevice> {
-        let (chunk, at) = (index(key) / CHUNK, index(key) % CHUNK);
+        let (chunk, at) = place(key);
         if self.reports.len() <= chunk {
             self.reports.resize_with(chunk + 1, Vec::new);
         }
@@ -231,7 +237,7 @@ impl Table {
         let ends = &mut self.reports[chunk][at];
         ends.uses = ends.uses.wrapping_add(1);
         let value = word::ended(ends.uses - u32::from(on(Mutant::StaleEnd)));
-        // The second word is behind it.
+        // The kernel also stores to the next word: `Copier::reports` returns words in a row.
         let word = ends.words[0].word().clone();
         if let Some(receive) = self.receive_mut(key) {
             receive.ended = Some(value);
@@ -248,7 +254,7 @@ impl Table {
         if receive.ended.take().is_none() {
             return;
         }
-        let (chunk, at) = (index(key) / CHUNK, index(key) % CHUNK);
+        let (chunk, at) = place(key);
         if let Some(ends) = self
             .reports
             .get_mut(chunk)
@@ -261,9 +267,9 @@ impl Table {
     /// The words of [`Table::make_report`], and the value of the first one, of a receive that has them.
     fn report(&self, key: RequestKey) -> Option<(&[Report; 2], u64)> {
         let value = self.entries.get(key)?.receive()?.ended?;
-        let ends = self.reports.get(index(key) / CHUNK)?;
-        let words = &ends.get(index(key) % CHUNK)?.words;
-        Some((words, value))
+        let (chunk, at) = place(key);
+        let ends = self.reports.get(chunk)?.get(at)?;
+        Some((&ends.words, value))
     }
 
     /// The word and the value that it reaches when a request has ended, for streams.
@@ -276,7 +282,7 @@ impl Table {
 
     /// The result that a kernel stored for the request; `None` if there is none yet. `true`: it is in
     /// device memory alone.
-    pub fn result_and_place(&self, key: RequestKey) -> Option<((Status, u64), bool)> {
+    pub fn result_and_in_device(&self, key: RequestKey) -> Option<((Status, u64), bool)> {
         // A kernel that ends a receive with a failure stores it in host memory first.
         let report = self.report(key).and_then(|([ended, _], value)| {
             let len = ended.load().wrapping_sub(value);
@@ -286,9 +292,9 @@ impl Table {
         host.map(|host| (host, false)).or(report)
     }
 
-    /// As [`Table::result_and_place`], without the place.
+    /// As [`Table::result_and_in_device`], the result alone.
     pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
-        Some(self.result_and_place(key)?.0)
+        Some(self.result_and_in_device(key)?.0)
     }
 
     /// Stores how a request ended.
@@ -312,7 +318,7 @@ impl Table {
             return own.word().addr();
         }
         if let Some(receive) = self.receive_mut(key) {
-            receive.shown = true;
+            receive.result_in_host = true;
         }
         self.result_addr(key)
     }

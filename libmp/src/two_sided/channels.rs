@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::channel::{RecvChannel, SendChannel};
 use super::peer::Setup;
 use crate::error::{Error, Kind, Result};
-use crate::wire::control::{Control, Flags, Shape};
+use crate::wire::control::{Control, RoomsPlace, Shape};
 use crate::wire::record::Record;
 
 /// Maximum number of channels of one direction with a peer, opened by either side.
@@ -191,7 +191,7 @@ impl Channels {
         setup: &Setup<'_>,
         tag: u32,
         [mailbox, rooms, flagged, long]: [&[Record]; 4],
-        flags: [Flags; 2],
+        flags: [RoomsPlace; 2],
         out: &mut Vec<Control>,
     ) -> Result<()> {
         let channel = self.send_channel(setup, (tag, false), COUNTERPARTS, out)?;
@@ -344,7 +344,7 @@ mod tests {
     use crate::two_sided::config::Config;
     use crate::two_sided::lanes::StreamLanes;
 
-    const FLAGS: [Flags; 2] = [Flags {
+    const FLAGS: [RoomsPlace; 2] = [RoomsPlace {
         offset: 0,
         from: 0,
         bytes: 0,

@@ -6,10 +6,11 @@ use gdsync::{Status, Stream};
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
+use super::marks::{mark_others, own_unmarked, posted_by_another};
 use super::packed::{SCATTERS, arrival, scatter_on, staged};
 use super::peer::Need;
 use super::progress::arrived;
-use super::receive::{ANY_RANK, ask_reached, mark_others};
+use super::receive::ANY_RANK;
 use super::spec::On;
 use super::state::{Guard, State, known};
 use super::wait::WAIT_ON;
@@ -19,7 +20,7 @@ use crate::mutant::{Mutant, on};
 use crate::path::{Link, List, Path};
 use crate::plan::Refusal;
 use crate::region::Slice;
-use crate::request::entry::{Common, Entry, Incoming, ReceiveState};
+use crate::request::entry::{Common, Incoming, ReceiveState};
 use crate::request::table::{InDevice, RequestKey};
 use crate::wire::word::{self, WordKind};
 
@@ -70,7 +71,8 @@ impl Engine {
         check_peer(state, key)?;
         let posted = posted_by_another(state, key, stream)?;
         let own = poster_of(state, key) == Some(stream.id());
-        mark_others(state, stream, own_unmarked(state, key, stream.id()))?;
+        let unmarked = own_unmarked(state, key, stream.id());
+        mark_others(state, stream, unmarked)?;
         let report = self.report(state, key)?;
         let claimed = self.enqueue_claim(
             state,
@@ -84,25 +86,16 @@ impl Engine {
             state.requests.withdraw_report(key);
             return Err(error);
         }
-        let unmarked = own_unmarked(state, key, stream.id());
         state.reached.forget_receives(stream.id(), unmarked);
         let (common, receive, channel, link) = state.incoming(key)?;
         (common.order, common.since) = (order, None);
-        channel.side.own = own;
+        channel.side.taken_by_poster = own;
         receive.state = ReceiveState::Claimed(stream.id());
         if let Err(Refusal { error, .. }) = claimed {
             self.fail_claim(state, key, &error);
             return Err(error);
         }
-        let run = if let Some(report) = report {
-            // The kernel returns the credit to kernels, and the library to the CPU of the sender.
-            let run = channel.last_run(lane, stream.id());
-            channel.take_in_device(common.number, stream.id(), report);
-            run
-        } else {
-            channel.count(common.number, lane, Some(stream.id()))
-        };
-        if let Some(run) = run
+        if let Some(run) = channel.take_in(common.number, lane, stream.id(), report)
             && let Some(lane) = link.lane(lane)
             && let Err(e) = channel.credit_on(stream, lane, run)
         {
@@ -129,7 +122,7 @@ impl Engine {
         stream
             .check_room(4 + packed.map_or(0, |_| SCATTERS))
             .map_err(Error::from)?;
-        let spins = polls(common, channel, link);
+        let polls = polls(common, channel, link);
         let words = self.result_words(common, receive, result);
         let passed = match report {
             Some(report) => (&report.word, report.value),
@@ -139,31 +132,31 @@ impl Engine {
         if let Some((word, count)) = posted {
             list.wait(word, *count, false);
         }
-        if !spins {
+        if !polls {
             let word = channel.word(number, common.large);
             list.wait_for(word, number, needs_flush(common, receive, channel));
             list.passed_by(passed.0, passed.1);
         }
         list.post(stream, None)?;
-        let waits = spins.then_some(passed);
+        let passed = polls.then_some(passed);
         // Words and payload belong to the channel and the table, which the state keeps; the entry
         // keeps the segments until the kernel has stored its result.
         let launched = match common.segments.as_slice().len() {
             0 | 1 => {
-                let params = unpack::<1>(kernels, channel, common, receive, words, spins, report);
+                let params = unpack::<1>(kernels, channel, common, receive, words, polls, report);
                 // SAFETY: the comment above names what keeps the memory alive.
-                unsafe { kernels.unpack(stream, &params, waits) }
+                unsafe { kernels.unpack(stream, &params, passed) }
             }
             _ => {
                 let params =
-                    unpack::<SEGMENTS>(kernels, channel, common, receive, words, spins, report);
+                    unpack::<SEGMENTS>(kernels, channel, common, receive, words, polls, report);
                 // SAFETY: the comment above names what keeps the memory alive.
-                unsafe { kernels.unpack(stream, &params, waits) }
+                unsafe { kernels.unpack(stream, &params, passed) }
             }
         };
         launched.map_err(|error| Refusal {
             error,
-            torn: !spins,
+            torn: !polls,
         })?;
         let scattered = packed.map_or(Ok(()), |(pieces, staging)| {
             scatter_on(kernels, stream, pieces, staging, result)
@@ -192,8 +185,8 @@ impl Engine {
         let (common, receive, channel, link) = state.incoming(key)?;
         let polls = polls(common, channel, link) && channel.has_flagged(common.number);
         // If the sender does not look for the credit in its device block, the stream returns it to host memory.
-        let far = channel.path != Path::Ipc || !channel.credits_in_device(common.number);
-        if !polls || receive.packed.is_some() || receive.shown || far {
+        let far = !channel.credits_in_device(common.number);
+        if !polls || receive.packed.is_some() || receive.result_in_host || far {
             return Ok(None);
         }
         state
@@ -244,40 +237,7 @@ pub(super) fn check_peer(state: &mut State, key: RequestKey) -> Result<()> {
 
 /// The stream that posted a request.
 pub(super) fn poster_of(state: &State, key: RequestKey) -> Option<u64> {
-    let stream = state.requests.get(key)?.poster.stream.as_ref();
-    stream.map(|stream| stream.id())
-}
-
-/// The receive of a request, if `stream` has posted it and stores no mark for it: 1, or 0.
-pub(super) fn own_unmarked(state: &State, key: RequestKey, stream: u64) -> u32 {
-    let receive = state.requests.get(key).and_then(Entry::receive);
-    let unmarked = receive.is_some_and(|receive| receive.reached.is_none());
-    u32::from(unmarked && poster_of(state, key) == Some(stream))
-}
-
-/// The word and the value for which `stream` waits if another stream posted the receive: that stream
-/// may use the memory until it reaches the receive.
-pub(super) fn posted_by_another(
-    state: &mut State,
-    key: RequestKey,
-    stream: &Stream,
-) -> Result<Option<(Word64, u64)>> {
-    let entry = known(&mut state.requests, key)?;
-    let poster = entry.poster.stream.clone();
-    let Some(poster) = poster.filter(|poster| poster.id() != stream.id()) else {
-        return Ok(None);
-    };
-    if on(Mutant::EarlyClaim) || ask_reached(state, key, &poster) {
-        return Ok(None);
-    }
-    let receive = known(&mut state.requests, key)?.receive();
-    let Some(mark) = receive.and_then(|receive| receive.reached) else {
-        // The last handle of that stream was dropped, or that stream is full.
-        poster.precede(stream)?;
-        return Ok(None);
-    };
-    let (word, count) = state.reached.word(mark);
-    Ok(Some((word.clone(), count)))
+    state.requests.get(key)?.poster.id()
 }
 
 /// The parameters of the kernel of a receive: `words` are the word for its result and the context's
@@ -289,7 +249,7 @@ pub(super) fn unpack<const N: usize>(
     common: &Common,
     receive: &Incoming,
     words: [u64; 2],
-    waits: bool,
+    polls: bool,
     report: Option<&InDevice>,
 ) -> Unpack<N> {
     let number = common.number;
@@ -309,13 +269,13 @@ pub(super) fn unpack<const N: usize>(
     };
     let in_host = |slice: &Slice| slice.memory().region().kind() != MemoryKind::Device;
     let host = segments.iter().any(in_host) && report.is_some();
-    let waits = later | if waits { POLLS } else { 0 } | if host { IN_HOST } else { 0 };
+    let bits = later | if polls { POLLS } else { 0 } | if host { IN_HOST } else { 0 };
     let (long_room, long_len, count) = channel.long_room(number);
     let addr = |word: &Word64| word.addr().0;
     let slot = channel.shape.room() as u32;
     // A longer message is copied to the receive, and more blocks that poll would slow the copy.
     let wide = segments.len() <= 1 && common.len > slot.into() && common.len <= long_len;
-    let shares = match waits & POLLS != 0 && wide {
+    let shares = match polls && wide {
         true => kernels.shares_of_flag(common.len),
         false => 1,
     };
@@ -337,7 +297,7 @@ pub(super) fn unpack<const N: usize>(
         slot,
         shares,
         segments: segments.len() as u32,
-        waits,
+        waits: bits,
         number,
         segment: list,
     }

@@ -7,10 +7,11 @@ use gdsync::gpu::WeakStream;
 use super::bind::unbind;
 use super::channel::RecvChannel;
 use super::engine::Engine;
+use super::marks::ask_reached;
 use super::null::NULL_RANK;
 use super::peer::{Cause, Failure, Peer};
 use super::progress::arrived;
-use super::receive::{ANY_RANK, ask_reached, check_ready_order};
+use super::receive::{ANY_RANK, check_ready_order};
 use super::state::{State, known};
 use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
@@ -106,8 +107,7 @@ impl Engine {
             Some(_) if !own => (order, Why::Peer),
             _ => (order, Why::Own(self.own_text(state, entry, status, len))),
         };
-        let poster = entry.poster.stream.as_ref().map(|stream| stream.id());
-        let posted = poster.or(entry.end.stream);
+        let posted = entry.poster.id().or(entry.end.stream);
         let waiters = entry.waiters.iter().map(|waiter| waiter.stream);
         let streams = posted.into_iter().chain(entry.claimed_by());
         let fault = Fault {

@@ -19,8 +19,9 @@
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`,
 //!   `transfer` (posting operations of windows), `post_all` and `wait_all` (several requests in one
-//!   submission), `claim` (a stream takes a message in), `take` (the CPU takes a message in),
-//!   `flush`, `close`, `agree` (agreements on lost ranks), `ready` (the memory of ready words).
+//!   submission), `claim` (a stream takes a message in), `marks` (how far streams have come), `take`
+//!   (the CPU takes a message in), `flush`, `close`, `agree` (agreements on lost ranks), `ready` (the
+//!   memory of ready words).
 //! - Background work: `progress`, `control`, `finish`, `steps` (neighbourhoods), `team` (collective
 //!   calls), and `texts`, which describes it in errors and logs.
 
@@ -38,6 +39,7 @@ mod finish;
 mod flush;
 mod lanes;
 mod liveness;
+mod marks;
 mod null;
 mod open;
 mod outbox;
@@ -62,8 +64,8 @@ pub(crate) mod wait;
 mod wait_all;
 mod watch;
 
+pub(crate) use marks::mark_others;
 pub(crate) use peer::{Need, Peer};
-pub(crate) use receive::mark_others;
 pub(crate) use spec::On;
 pub(crate) use state::{State, no_lane, not_connected};
 pub(crate) use texts::join;

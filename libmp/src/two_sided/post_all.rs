@@ -5,17 +5,18 @@
 //! work requests and of strided pieces have kernels of their own. If a part is refused, no request is
 //! posted.
 
-use gdsync::gpu::{WeakStream, Word64};
+use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
 
 use super::bind::{is_bound, unbind};
 use super::channel::{LeadIn, SendChannel};
 use super::engine::Engine;
+use super::marks::mark_others;
 use super::null::NULL_RANK;
 use super::packed::staged;
 use super::peer::Need;
 use super::post::{POST, may_wait, unposted};
-use super::receive::{ANY_RANK, advertise, check_ready_order, mark_others};
+use super::receive::{ANY_RANK, advertise, check_ready_order};
 use super::send::{announce, announce_and_wait, by_stream, complete, unstamped};
 use super::spec::On;
 use super::state::{State, known, no_lane};
@@ -34,6 +35,7 @@ enum Part {
     Wait(Word64, u64),
     Store(Word64, u64),
     Put(LaneId, Put),
+    /// Waits until the put is done.
     Done(LaneId, Put),
     Next,
 }
@@ -151,8 +153,7 @@ impl Engine {
             if waits {
                 mark_others(state, stream, 0)?;
             }
-            let receives = state.reached.marks_receives() && waits;
-            let marked = |member: &Member| is_marked(state, member, receives);
+            let marked = |member: &Member| is_marked(state, member, waits);
             if posts.members.iter().any(marked) {
                 let reached = state.reached.next(&stream.downgrade())?;
                 let (word, count) = state.reached.word(reached);
@@ -548,7 +549,7 @@ impl Engine {
                 }
                 Operation::Receive(receive) => {
                     receive.reached = mark;
-                    if mark.is_none() && rank != NULL_RANK {
+                    if mark.is_none() {
                         // Without memory for the word of the stream, it is marked when it is asked for.
                         let _ = state.reached.note_receive(&stream.downgrade());
                     }
@@ -638,7 +639,7 @@ fn any_waits(state: &mut State, stream: &Stream, posts: &Posts) -> Result<bool> 
             (true, _) => {
                 large && {
                     let channel = state.receiving(rank, tag);
-                    channel.is_some_and(|c| c.taken_before(number, stream.id()).is_some())
+                    channel.is_some_and(|c| c.blocked_by(number, stream.id()).is_some())
                 }
             }
             (_, true) => may_wait(state, member.key)?,
@@ -652,18 +653,18 @@ fn any_waits(state: &mut State, stream: &Stream, posts: &Posts) -> Result<bool> 
     Ok(false)
 }
 
-/// Whether the stream stores a mark for a receive; `all`: for all receives. The CPU matches a receive from
-/// any rank when the stream has reached it.
-fn is_marked(state: &State, member: &Member, all: bool) -> bool {
+/// Whether the stream stores a mark for a receive. `waits`: the call may wait for a party. The CPU matches
+/// a receive from any rank when the stream has reached it.
+fn is_marked(state: &State, member: &Member, waits: bool) -> bool {
     let Some(entry) = state.requests.get(member.key).filter(|e| e.is_receive()) else {
         return false;
     };
     let own = || {
         state
             .receiving(entry.peer, entry.tag)
-            .is_some_and(|c| c.side.own)
+            .is_some_and(|c| c.side.taken_by_poster)
     };
-    let marks = || all || state.reached.marks_receives() && !own();
+    let marks = || state.reached.marks_receives() && (waits || !own());
     entry.peer == ANY_RANK || entry.peer != NULL_RANK && marks()
 }
 
@@ -743,8 +744,8 @@ fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Resu
     let (common, receive, channel, link) = state.incoming(key)?;
     let (number, lane) = (common.number, common.poster.lane);
     check_ready_order(channel, link, number, lane).map_err(|e| e.with_rank(rank))?;
-    let stream = common.poster.stream.as_ref().map_or(0, WeakStream::id);
-    if let Some((word, value)) = channel.taken_before(number, stream) {
+    let stream = common.poster.id().unwrap_or(0);
+    if let Some((word, value)) = channel.blocked_by(number, stream) {
         posts.front.push(Part::Wait(word.clone(), value));
     }
     let found = link.lane_and_shared(lane);

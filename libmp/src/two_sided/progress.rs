@@ -8,8 +8,8 @@ use gdsync::Status;
 
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
+use super::marks::ask_reached;
 use super::peer::{Cause, Standing};
-use super::receive::ask_reached;
 use super::state::State;
 use crate::path::Put;
 use crate::region::Slice;
@@ -21,7 +21,7 @@ use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
 /// Time between two reads of device memory, each of which is a copy of an engine.
-pub(super) const APART: Duration = Duration::from_micros(20);
+pub(super) const READS_APART: Duration = Duration::from_micros(20);
 
 /// Number of unfinished requests that are advanced under one lock.
 const SLICE: usize = 128;
@@ -44,7 +44,7 @@ impl Engine {
             let mut keys = std::mem::take(&mut state.keys);
             state.requests.to_advance(&mut keys);
             if !keys.is_empty() {
-                self.refresh(&mut state, now);
+                self.read_reports(&mut state, now);
             }
             (done, keys)
         };
@@ -81,9 +81,9 @@ impl Engine {
 
     /// Reads what kernels have stored in device memory of the end of messages, unless a thread did so a
     /// short time ago.
-    pub(super) fn refresh(&self, state: &mut State, now: Time) {
-        if self.paths.maps() && now >= state.last_refresh + APART {
-            self.paths.copier().refresh();
+    pub(super) fn read_reports(&self, state: &mut State, now: Time) {
+        if self.paths.maps() && now >= state.last_refresh + READS_APART {
+            self.paths.copier().read_reports();
             state.last_refresh = now;
         }
     }
@@ -146,7 +146,9 @@ impl Engine {
                     if !self.refuse(state, key) {
                         return false;
                     }
-                    if let Some(((status, len), in_device)) = state.requests.result_and_place(key) {
+                    if let Some(((status, len), in_device)) =
+                        state.requests.result_and_in_device(key)
+                    {
                         if in_device && let Ok((common, _, channel, _)) = state.incoming(key) {
                             channel.set_taken(common.number);
                         }
@@ -330,7 +332,7 @@ impl Engine {
                 .any(|peer| peer.link.busy_lanes() > 0)
         {
             // Requests that asked for the reports of these lanes may all have ended.
-            self.refresh(state, now);
+            self.read_reports(state, now);
         }
         self.release_shared(state);
         let lost = state.outbox.lost().is_some();

@@ -7,6 +7,7 @@ use gdsync::{Status, Stream};
 use super::channel::{RecvChannel, WINDOW};
 use super::channels::receives;
 use super::engine::Engine;
+use super::marks::mark_before;
 use super::null::NULL_RANK;
 use super::peer::Need;
 use super::post::{POST, lent};
@@ -154,7 +155,9 @@ impl Engine {
         let silent = !common.large || !here;
         if silent && post {
             if let Some(stream) = &common.poster.stream {
-                receive.reached = state.reached.note_or_mark(stream, channel.side.own)?;
+                receive.reached = state
+                    .reached
+                    .note_or_mark(stream, channel.side.taken_by_poster)?;
             }
             common.order = state.requests.next_order();
             receive.state = ReceiveState::Posted;
@@ -189,7 +192,9 @@ impl Engine {
         }
         if !large || state.given_up(rank).is_some() {
             // A message that a lost peer left is in its slot.
-            let own = state.receiving(rank, tag).is_some_and(|c| c.side.own);
+            let own = state
+                .receiving(rank, tag)
+                .is_some_and(|c| c.side.taken_by_poster);
             let mark = match &poster {
                 Some(stream) => state.reached.note_or_mark(stream, own)?,
                 None => None,
@@ -212,8 +217,8 @@ impl Engine {
         let channel = state.receiving(rank, tag);
         let waits = poster
             .zip(channel)
-            .is_some_and(|(stream, channel)| channel.taken_before(number, stream.id()).is_some());
-        let own = !waits && channel.is_some_and(|channel| channel.side.own);
+            .is_some_and(|(stream, channel)| channel.blocked_by(number, stream.id()).is_some());
+        let own = !waits && channel.is_some_and(|channel| channel.side.taken_by_poster);
         let mark = match poster {
             Some(stream) => {
                 if waits {
@@ -240,7 +245,7 @@ impl Engine {
                 if let Some((word, count)) = &reached {
                     list.store(word, *count);
                 }
-                if let Some((word, value)) = channel.taken_before(number, stream.id()) {
+                if let Some((word, value)) = channel.blocked_by(number, stream.id()) {
                     // A stream will take the previous message of the slot. Until it has, place and
                     // ready word in the sender's memory belong to the receive of that message.
                     list.wait(word, value, false);
@@ -411,69 +416,4 @@ pub(super) fn check_ready_order(
     }
     *channel.ready_put(number) = None;
     Ok(())
-}
-
-/// Stores marks for the receives that a stream has posted and not taken in, before it waits for another
-/// party: for a message, a receive, a credit or a word. `claimed`: the number of those without a mark that
-/// it takes in now.
-#[inline]
-pub(crate) fn mark_others(state: &mut State, stream: &Stream, claimed: u32) -> Result<()> {
-    match lacks_marks(state, stream.id(), claimed) {
-        true => mark_posted(state, &stream.downgrade(), claimed),
-        false => Ok(()),
-    }
-}
-
-fn lacks_marks(state: &State, stream: u64, claimed: u32) -> bool {
-    let lacks = state.reached.unmarked(stream) > claimed && state.reached.marks_receives();
-    lacks && !on(Mutant::MissingMark)
-}
-
-/// As [`mark_others`], before the wait of a request of `stream`.
-pub(super) fn mark_before(state: &mut State, stream: &WeakStream) -> Result<()> {
-    match lacks_marks(state, stream.id(), 0) {
-        true => mark_posted(state, stream, 0),
-        false => Ok(()),
-    }
-}
-
-#[cold]
-fn mark_posted(state: &mut State, stream: &WeakStream, claimed: u32) -> Result<()> {
-    let mut keys = std::mem::take(&mut state.marked);
-    keys.clear();
-    let open = state.requests.iter().filter(|(_, entry)| {
-        let own = entry.poster.stream.as_ref().map(|poster| poster.id()) == Some(stream.id());
-        let posted =
-            |receive: &Incoming| receive.state == ReceiveState::Posted && receive.reached.is_none();
-        own && entry.receive().is_some_and(posted)
-    });
-    keys.extend(open.map(|(key, _)| key));
-    let mark = match keys.is_empty() {
-        true => Ok(None),
-        false => state.reached.mark_on(stream),
-    };
-    if let Ok(mark) = mark {
-        for key in &keys {
-            if let Some(receive) = state.requests.receive_mut(*key) {
-                receive.reached = mark;
-            }
-        }
-        state.reached.leave_unmarked(stream.id(), claimed);
-    }
-    state.marked = keys;
-    mark.map(drop)
-}
-
-/// Whether the stream that posted a receive has reached it. If no mark is enqueued yet, this
-/// enqueues one; a stream without handles has reached it when it has executed all its work.
-pub(super) fn ask_reached(state: &mut State, key: RequestKey, stream: &WeakStream) -> bool {
-    let Some(receive) = state.requests.receive_mut(key) else {
-        return false;
-    };
-    if receive.reached.is_none() {
-        // While the stream is full or captured, the mark is retried in the next rounds.
-        receive.reached = state.reached.mark_on(stream).ok().flatten();
-    }
-    let reached = receive.reached.is_some_and(|mark| state.reached.has(mark));
-    reached || stream.has_ended()
 }

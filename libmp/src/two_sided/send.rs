@@ -4,10 +4,10 @@ use gdsync::{Status, Stream};
 
 use super::channel::{SendChannel, WINDOW};
 use super::engine::Engine;
+use super::marks::mark_others;
 use super::null::NULL_RANK;
 use super::peer::Need;
-use super::progress::APART;
-use super::receive::mark_others;
+use super::progress::READS_APART;
 use super::spec::{SendOp, SizeSource};
 use super::state::{State, not_connected};
 use crate::error::{Error, Kind, Result};
@@ -354,7 +354,7 @@ impl Engine {
                 && now >= send.next_look
             {
                 channel.find_place(number);
-                send.next_look = now + APART;
+                send.next_look = now + READS_APART;
             }
             match channel.reply(number) {
                 None if announced => return Ok(false),

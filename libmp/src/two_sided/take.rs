@@ -63,7 +63,7 @@ impl Engine {
         };
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = channel.taken(number).store(word::word(number, kind, 0));
-        channel.side.own = false;
+        channel.side.taken_by_poster = false;
         if let Some(run) = channel.count(number, 0, None) {
             // A kernel may still take an earlier message of the run in.
             match (run.from..run.to).all(|n| channel.is_taken(n)) {

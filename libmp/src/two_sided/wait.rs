@@ -8,8 +8,8 @@ use gdsync::{Status, Stream};
 
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
+use super::marks::mark_others;
 use super::post::note_waiter;
-use super::receive::mark_others;
 use super::state::{Guard, State, no_lane};
 use crate::error::{Error, Kind, Result, time};
 use crate::path::uncaptured;
@@ -39,7 +39,7 @@ impl Engine {
             }
         }
         if state.requests.get(key).is_some_and(Entry::ends_in_device) {
-            self.refresh(state, self.host().now());
+            self.read_reports(state, self.host().now());
         }
         self.advance(state, key);
     }
@@ -52,7 +52,7 @@ impl Engine {
             peer: (!entry.is_unmatched()).then_some(entry.peer),
             tag: Some(entry.tag),
             bytes: Some(entry.len),
-            stream: entry.poster.stream.as_ref().map(|stream| stream.id()),
+            stream: entry.poster.id(),
         })
     }
 
@@ -139,12 +139,13 @@ impl Engine {
     /// advances the requests that it posts itself, or does a round of the background work. `true`:
     /// the round.
     pub(crate) fn work(&self, mut state: Guard<'_>, checks: &mut u32) -> bool {
-        /// Number of checks between two rounds of the background work, and the time since the last
-        /// round of any thread: a round costs several messages.
+        /// Number of checks between two rounds of the background work: a round costs several messages.
         const EVERY: u32 = 32;
-        const APART: Duration = Duration::from_micros(20);
+        /// Time since the last round of any thread.
+        const ROUNDS_APART: Duration = Duration::from_micros(20);
         *checks += 1;
-        let round = checks.is_multiple_of(EVERY) && self.host().now() >= state.last_round + APART;
+        let round =
+            checks.is_multiple_of(EVERY) && self.host().now() >= state.last_round + ROUNDS_APART;
         if round {
             drop(state);
             self.progress();
@@ -194,7 +195,7 @@ impl Engine {
         let Some(entry) = state.requests.get(key) else {
             return Err(Error::unknown_request(WAIT_ON));
         };
-        let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+        let poster = entry.poster.id();
         match (
             &entry.operation,
             entry.in_flight().filter(|_| poster.is_some()),
@@ -280,7 +281,7 @@ impl Engine {
         let state = &mut *self.lock();
         self.advance_all(state);
         let mut failing = state.requests.iter().filter(|(_, entry)| {
-            let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+            let poster = entry.poster.id();
             let waits = entry.waiters.iter().any(|waiter| waiter.stream == stream);
             let of_stream = poster == Some(stream) || waits;
             of_stream && entry.in_flight().is_some() && state.given_up(entry.peer).is_some()

@@ -8,12 +8,13 @@ use gdsync::Stream;
 use gdsync::gpu::Word64;
 
 use super::channel::Run;
-use super::claim::{check_peer, needs_flush, own_unmarked, polls, posted_by_another, unpack};
+use super::claim::{check_peer, needs_flush, polls, unpack};
 use super::engine::Engine;
+use super::marks::{mark_others, own_unmarked, posted_by_another};
 use super::packed::{SCATTERS, scatter_on, staged};
 use super::peer::Need;
 use super::post::note_waiter;
-use super::receive::{ANY_RANK, mark_others};
+use super::receive::ANY_RANK;
 use super::spec::On;
 use super::state::{State, known, no_lane};
 use super::wait::WAIT_ON;
@@ -34,8 +35,9 @@ pub(crate) struct Waits {
     claims: Vec<Claim>,
     /// Requests that another poster ends.
     noted: Vec<RequestKey>,
-    /// Credits that are returned before the waits, with their puts, and behind them.
+    /// Credits returned before the waits, with their puts.
     before: Vec<(Claimed, Run, [Option<Put>; 3])>,
+    /// Credits returned behind the kernels.
     runs: Vec<(Claimed, Run)>,
 }
 
@@ -151,10 +153,10 @@ impl Engine {
     ) -> Result<()> {
         let decided = keys.try_for_each(|key| self.decide_wait(state, key, stream, waits));
         let claims = waits.claims.iter().map(|claim| claim.key);
-        let own = claims
+        let unmarked = claims
             .map(|key| own_unmarked(state, key, stream.id()))
             .sum();
-        let decided = decided.and_then(|()| mark_others(state, stream, own));
+        let decided = decided.and_then(|()| mark_others(state, stream, unmarked));
         let posted = decided.and_then(|()| self.post_waits(state, stream, waits));
         if posted.is_err() {
             for claim in &waits.claims {
@@ -177,7 +179,7 @@ impl Engine {
             keep_credits(state, before);
             return posted;
         }
-        state.reached.forget_receives(stream.id(), own);
+        state.reached.forget_receives(stream.id(), unmarked);
         // The stream waits for all of them in one place.
         let order = state.requests.next_order();
         for claim in &waits.claims {
@@ -209,7 +211,7 @@ impl Engine {
         let Some(entry) = state.requests.get(key) else {
             return Err(Error::unknown_request(WAIT_ON));
         };
-        let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+        let poster = entry.poster.id();
         let flush = entry.lands_in_device();
         match (&entry.operation, entry.in_flight()) {
             (_, Some(put)) if poster.is_some() => {
@@ -236,7 +238,7 @@ impl Engine {
             (Operation::Receive(receive), _) => match receive.state {
                 ReceiveState::Posted => self.decide_claim(state, key, stream, waits),
                 // Its kernel is before this call's waits, or in this call.
-                ReceiveState::Claimed(own) if own == stream.id() => Ok(()),
+                ReceiveState::Claimed(by) if by == stream.id() => Ok(()),
                 _ => waits.add_result(&state.requests, key, flush),
             },
             _ => waits.add_result(&state.requests, key, flush),
@@ -255,8 +257,8 @@ impl Engine {
         let result = state.requests.result_addr(key).0;
         let rank = known(&mut state.requests, key)?.peer;
         check_peer(state, key).map_err(|e| e.of_peer(rank))?;
-        let own = self.lane_of(state, &On::Stream(stream, None));
-        let lane = state.open_lane(rank, own, Need::Lanes);
+        let lane = self.lane_of(state, &On::Stream(stream, None));
+        let lane = state.open_lane(rank, lane, Need::Lanes);
         waits.words.extend(
             posted_by_another(state, key, stream)?.map(|(word, count)| (word, count, false)),
         );
@@ -288,8 +290,7 @@ impl Engine {
             let flush = needs_flush(common, receive, channel);
             waits.words.push((word, word::threshold(number), flush));
         }
-        let poster = common.poster.stream.as_ref().map(|poster| poster.id());
-        channel.side.own = poster == Some(stream.id());
+        channel.side.taken_by_poster = common.poster.id() == Some(stream.id());
         waits.claims.push(Claim {
             key,
             of,
@@ -330,9 +331,9 @@ impl Engine {
             }
             // The event behind all, the kernels, and the scattering.
             let shared = waits.claims.iter().filter(|claim| claim.is_short()).count();
-            let own = waits.claims.len() - shared;
+            let alone = waits.claims.len() - shared;
             let scatters: u32 = waits.claims.iter().map(|claim| claim.scatters).sum();
-            let kernels = own + shared.div_ceil(UNPACKS);
+            let kernels = alone + shared.div_ceil(UNPACKS);
             plan.kernels_here(1 + kernels as u32 + scatters);
         }
         let State {
@@ -401,15 +402,10 @@ impl Engine {
             let Some((channel, lane)) = channel.zip(lane) else {
                 continue;
             };
-            let run = match claim.report.take() {
-                Some(report) => {
-                    let run = channel.last_run(of.at.lane, stream.id());
-                    channel.take_in_device(of.number, stream.id(), report);
-                    run
-                }
-                None => channel.count(of.number, of.at.lane, Some(stream.id())),
+            let report = claim.report.take();
+            let Some(run) = channel.take_in(of.number, of.at.lane, stream.id(), report) else {
+                continue;
             };
-            let Some(run) = run else { continue };
             let returned = match channel.path != Path::Local {
                 true => channel.prepare_credit(lane, run).map(|puts| {
                     plan.puts(of.at, puts.into_iter().flatten());

@@ -113,8 +113,9 @@ impl Engine {
             };
             let waited = now.since(since);
             let limit = entry.timeout.unwrap_or(self.config.timeout);
-            let (late, warned) = (waited >= limit, entry.warned);
-            if (late || !warned && waited >= self.config.watchdog) && self.is_there(state, key) {
+            let late = waited >= limit;
+            let warns = !entry.warned && waited >= self.config.watchdog;
+            if (late || warns) && self.is_there(state, key) {
                 if let Some(entry) = state.requests.get_mut(key) {
                     entry.since = None;
                 }
@@ -123,7 +124,7 @@ impl Engine {
             let Some(entry) = state.requests.get_mut(key) else {
                 continue;
             };
-            if !entry.warned && waited >= self.config.watchdog {
+            if warns {
                 entry.warned = true;
                 for front in watch.fronts.iter().filter(|front| front.key == key) {
                     if let Some(stuck) = self.describe(state, front, now) {
@@ -131,7 +132,7 @@ impl Engine {
                     }
                 }
             }
-            if waited >= limit {
+            if late {
                 self.time_out(state, key);
             } else if !self.probe_team(state, key, since) {
                 self.probe(state, rank, since, now);
@@ -229,8 +230,7 @@ fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
         || entry.signal().is_some()
         || entry.step().is_some()
         || entry.collective().is_some();
-    let sender = entry.poster.stream.as_ref().filter(|_| at_work);
-    let sender = sender.map(|stream| stream.id());
+    let sender = entry.poster.id().filter(|_| at_work);
     let waiters = match (entry.status(), sender) {
         (None, None) => &entry.waiters[..],
         // Whether the stream that executes a send has reached it is unknown to the other streams.

@@ -72,7 +72,7 @@ pub struct Export {
 
 /// The flagged rooms of a channel, or its long rooms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags {
+pub struct RoomsPlace {
     /// Their offset in their memory.
     pub offset: u64,
     /// The number of the first message that may use them.
@@ -134,11 +134,11 @@ pub enum Control {
         /// The memory of its flagged rooms; none if it has none.
         flagged: Vec<Record>,
         /// Where they are, and from which message on.
-        flags: Flags,
+        flags: RoomsPlace,
         /// The memory of its long rooms; none if it has none.
         long: Vec<Record>,
         /// Where they are, and from which message on.
-        long_flags: Flags,
+        long_flags: RoomsPlace,
         /// Its layout.
         shape: Shape,
     },
@@ -643,8 +643,8 @@ impl Reader<'_> {
         (0..count).map(one).collect()
     }
 
-    fn flags(&mut self) -> Result<Flags> {
-        Ok(Flags {
+    fn flags(&mut self) -> Result<RoomsPlace> {
+        Ok(RoomsPlace {
             offset: self.u64()?,
             from: self.u64()?,
             bytes: self.u32()?,
@@ -700,9 +700,9 @@ mod tests {
                 block: block.clone(),
                 rooms: Vec::new(),
                 flagged: Vec::new(),
-                flags: Flags::default(),
+                flags: RoomsPlace::default(),
                 long: Vec::new(),
-                long_flags: Flags::default(),
+                long_flags: RoomsPlace::default(),
                 shape,
             },
             Control::Receives {
@@ -710,13 +710,13 @@ mod tests {
                 block: block.clone(),
                 rooms: block.clone(),
                 flagged: block.clone(),
-                flags: Flags {
+                flags: RoomsPlace {
                     offset: 5,
                     from: 6,
                     bytes: 0,
                 },
                 long: block,
-                long_flags: Flags {
+                long_flags: RoomsPlace {
                     offset: 7,
                     from: 8,
                     bytes: 9,

@@ -15,8 +15,9 @@ use crate::kernels::{Await, Credit, Direct, Flag, MOST_CHUNKS, Name, PUTS, Relay
 use crate::mutant::{Mutant, on};
 use crate::path::INLINE;
 
-/// Number of bytes that the CPU copies under the context's lock: in one round, and when it posts.
+/// Number of bytes that the CPU copies in one round, under the context's lock.
 pub(crate) const ROUND: usize = 4 << 20;
+/// Number of bytes that the CPU copies when it posts, under the context's lock.
 pub(crate) const AT_ONCE: usize = 64 << 10;
 /// Bytes of the copy buffer. Each piece of device memory costs two calls of the GPU's driver.
 const BUFFER: usize = 64 << 10;
@@ -108,7 +109,7 @@ struct Source {
 
 /// The sources of a put. Most puts have one, which takes no allocation.
 #[derive(Default)]
-struct Sources {
+pub(super) struct Sources {
     first: Option<Source>,
     more: Vec<Source>,
 }
@@ -131,7 +132,7 @@ impl Sources {
         }
     }
 
-    fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.first = None;
         self.more.clear();
     }
@@ -146,8 +147,6 @@ pub(super) struct Slot {
     /// Its number, unique among the puts of the lane.
     pub serial: u64,
     pub state: PutState,
-    /// Whole words that become visible only after all earlier puts.
-    pub words: bool,
     /// Its length in bytes, at most.
     pub len: u64,
     to: Span,
@@ -160,7 +159,7 @@ pub(super) struct Slot {
     /// The report of the WQE when all its puts are done.
     pub end: u64,
     /// Held until the put is done or enqueued on a stream.
-    from: Sources,
+    pub(super) from: Sources,
 }
 
 impl Slot {
@@ -168,7 +167,6 @@ impl Slot {
         Slot {
             serial: 0,
             state: PutState::Free,
-            words: false,
             len: 0,
             to: Span::default(),
             flag: Flag::default(),
@@ -179,11 +177,6 @@ impl Slot {
             end: 0,
             from: Sources::default(),
         }
-    }
-
-    /// Releases the source memory.
-    pub fn let_go(&mut self) {
-        self.from.clear();
     }
 }
 
@@ -289,7 +282,6 @@ impl Lane {
         let slot = &mut self.slots[at];
         slot.serial = self.count;
         slot.state = PutState::Prepared;
-        slot.words = words;
         slot.to = to;
         slot.len = slot.from.iter().map(|source| source.len as u64).sum();
         Put {
@@ -311,18 +303,23 @@ impl Lane {
         pieces: impl ExactSizeIterator<Item = Piece<'a>>,
         to: Span,
     ) -> Result<Put> {
+        self.put_pieces(pieces, to, false)
+    }
+
+    #[inline]
+    fn put_pieces<'a>(
+        &mut self,
+        pieces: impl ExactSizeIterator<Item = Piece<'a>>,
+        to: Span,
+        words: bool,
+    ) -> Result<Put> {
         let at = self.take()?;
         self.slots[at].from.clear();
         for (index, piece) in pieces.enumerate() {
-            self.add_piece(at, index, piece)?;
+            self.wqes.write_piece(at, index, piece)?;
+            self.slots[at].from.push(piece.into());
         }
-        self.prepare(at, to, false)
-    }
-
-    fn add_piece(&mut self, at: usize, index: usize, piece: Piece<'_>) -> Result<()> {
-        self.wqes.write_piece(at, index, piece)?;
-        self.slots[at].from.push(piece.into());
-        Ok(())
+        self.prepare(at, to, words)
     }
 
     /// Takes a WQE for a put that reports, and returns it with the address of its report. `piece`: its
@@ -350,18 +347,17 @@ impl Lane {
     #[inline]
     pub fn flag(&mut self, piece: Option<Piece<'_>>, room: Span, params: Flag) -> Result<Put> {
         let (at, report) = self.take_reporting(piece)?;
+        let len = piece.map_or(0, |piece| piece.len as u64);
+        let shares = match (params.long_room, &self.copier.kernels) {
+            (1.., Some(kernels)) => kernels.shares_of_flag(len).into(),
+            _ => 1,
+        };
         let params = Flag {
             report,
             from: piece.map_or(0, |piece| piece.addr()),
             room: room.addr,
-            len: piece.map_or(0, |piece| piece.len as u64),
-            ..params
-        };
-        let params = Flag {
-            shares: match (params.long_room, &self.copier.kernels) {
-                (1.., Some(kernels)) => kernels.shares_of_flag(params.len).into(),
-                _ => 1,
-            },
+            len,
+            shares,
             ..params
         };
         let put = self.begin_reporting(at, room, Target::Room, params.shares);
@@ -449,10 +445,7 @@ impl Lane {
 
     /// Prepares a put of words in memory, each copied atomically, after all earlier puts.
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
-        let at = self.take()?;
-        self.slots[at].from.clear();
-        self.add_piece(at, 0, words)?;
-        self.prepare(at, to, true)
+        self.put_pieces([words].into_iter(), to, true)
     }
 
     /// Prepares a put of words, copied now, after all earlier puts.
@@ -640,7 +633,7 @@ impl Lane {
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         self.known(OPERATION, put)?.state = PutState::Posted(put);
-        match on(Mutant::LocalWordFirst) && self.slots[put.slot()].words {
+        match on(Mutant::LocalWordFirst) && put.words {
             true => self.queue.push_front(put),
             false => self.queue.push_back(put),
         }
@@ -692,10 +685,10 @@ impl Lane {
         while left > 0
             && let Some(put) = self.queue.front().copied()
         {
-            match self.copy(put.slot(), &mut left) {
+            match self.copy(put, &mut left) {
                 Ok(true) => {
                     self.complete(put);
-                    if on(Mutant::LocalWordFirst) && self.slots[put.slot()].words {
+                    if on(Mutant::LocalWordFirst) && put.words {
                         break;
                     }
                 }
@@ -718,7 +711,7 @@ impl Lane {
     }
 
     /// Copies at most `left` bytes of the first put. Returns `true` if all of it is copied.
-    fn copy(&mut self, at: usize, left: &mut usize) -> Result<bool> {
+    fn copy(&mut self, put: Put, left: &mut usize) -> Result<bool> {
         let Lane {
             copier,
             slots,
@@ -726,7 +719,7 @@ impl Lane {
             buffer,
             ..
         } = self;
-        let slot = &slots[at];
+        let slot = &slots[put.slot()];
         let (to, start) = copier.table.find(slot.to, slot.len)?;
         let mut skip = *copied;
         for source in slot.from.iter() {
@@ -736,9 +729,9 @@ impl Lane {
             }
             // The words of a put are stored in one step: a stream may take a message by the first
             // word, and the second is then the next message's.
-            while skip < source.len && (*left > 0 || slot.words) {
+            while skip < source.len && (*left > 0 || put.words) {
                 let n = (source.len - skip).min(*left);
-                let n = transfer(source, skip, &to, start + *copied, n, slot.words, buffer)?;
+                let n = transfer(source, skip, &to, start + *copied, n, put.words, buffer)?;
                 skip += n;
                 *copied += n;
                 *left = left.saturating_sub(n);

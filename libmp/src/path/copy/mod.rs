@@ -74,8 +74,8 @@ impl Copier {
     }
 
     /// Reads the reports that the CPU cannot load.
-    pub fn refresh(&self) {
-        self.reports.refresh();
+    pub fn read_reports(&self) {
+        self.reports.read_reports();
     }
 
     /// Keys for new memory.

@@ -18,7 +18,7 @@ const WORDS: usize = 2048;
 struct Chunk {
     region: Region,
     /// The words as of the last copy; `None`: the CPU loads the words themselves. A store of
-    /// [`Reports::refresh`] (release) pairs with the load of [`Report::load`] (acquire): the reader of
+    /// [`Reports::read_reports`] (release) pairs with the load of [`Report::load`] (acquire): the reader of
     /// a new value finds what the kernel wrote before it.
     seen: Option<Box<[AtomicU64]>>,
 }
@@ -86,7 +86,7 @@ impl Reports {
     }
 
     /// Reads all reports, if the CPU cannot load them.
-    pub fn refresh(&self) {
+    pub fn read_reports(&self) {
         let mut chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
         let Chunks { all, used, buffer } = &mut *chunks;
         for (at, chunk) in all.iter().enumerate() {
@@ -106,7 +106,7 @@ impl Reports {
 }
 
 impl Report {
-    /// The word, as of the last [`Reports::refresh`] or later.
+    /// The word, as of the last [`Reports::read_reports`] or later.
     pub fn load(&self) -> u64 {
         match &self.chunk.seen {
             Some(seen) => seen[self.at].load(Ordering::Acquire),
@@ -141,7 +141,7 @@ mod tests {
             assert_eq!(report.load(), 0);
             report.word().store(value).unwrap();
         }
-        reports.refresh();
+        reports.read_reports();
         let values: Vec<u64> = all.iter().map(Report::load).collect();
         assert_eq!(values, (1..=all.len() as u64).collect::<Vec<_>>());
     }

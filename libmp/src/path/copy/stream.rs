@@ -165,7 +165,10 @@ fn post_part(
     for words in [false, true] {
         bare = tasks.len();
         for group in groups(puts) {
-            let (Some(last), Some(lane)) = (group.last(), of(lanes, group)) else {
+            let Some(last) = group.last() else {
+                continue;
+            };
+            let Some(lane) = of(lanes, *last) else {
                 continue;
             };
             let slot = &lane.slots[last.slot()];
@@ -186,11 +189,11 @@ fn post_part(
     let of_kind = |target| puts.iter().filter(move |put| put.target == target);
     let ends = |target| {
         let waiting = of_kind(target).filter(|put| put.waits);
-        Polls::of(waiting.filter_map(|put| Some(of(lanes, &[*put])?.end_of(*put))))
+        Polls::of(waiting.filter_map(|put| Some(of(lanes, *put)?.end_of(*put))))
     };
     let mut enqueue = || -> Result<()> {
         for put in of_kind(Target::Credit) {
-            if let Some(lane) = of(lanes, &[*put]) {
+            if let Some(lane) = of(lanes, *put) {
                 let (credit, end) = (&lane.slots[put.slot()].credit, lane.end_of(*put));
                 // SAFETY: the words belong to the lane and the channel, which the context keeps.
                 unsafe { kernels.await_credit(stream, credit, end) }?;
@@ -198,7 +201,7 @@ fn post_part(
             }
         }
         for put in of_kind(Target::Memory).filter(|put| put.large) {
-            let Some(lane) = of(lanes, &[*put]) else {
+            let Some(lane) = of(lanes, *put) else {
                 continue;
             };
             let (alone, len) = (lane.task(iter::once(put), None), lane.slots[put.slot()].len);
@@ -225,7 +228,7 @@ fn post_part(
         unsafe { kernels.direct_all(stream, directs, ends(Target::Receive)) }?;
         launched |= !directs.is_empty();
         for put in of_kind(Target::Relay) {
-            if let Some(lane) = of(lanes, &[*put]) {
+            if let Some(lane) = of(lanes, *put) {
                 let (relay, end) = (&lane.slots[put.slot()].relay, lane.end_of(*put));
                 // SAFETY: as above.
                 unsafe { kernels.relay(stream, relay, end) }?;
@@ -246,31 +249,28 @@ fn post_part(
     }
     for group in groups(puts) {
         if let Some(last) = group.last()
-            && let Some(lane) = of_mut(lanes, group)
+            && let Some(lane) = of_mut(lanes, *last)
         {
             for put in group {
                 let slot = &mut lane.slots[put.slot()];
                 slot.state = PutState::Posted(*last);
                 slot.end = slot.end.max(put.end);
-                slot.let_go();
+                slot.from.clear();
             }
         }
     }
     Ok(())
 }
 
-/// The lane of a group.
-fn of<'l>(lanes: &'l [&mut Lane], group: &[Put]) -> Option<&'l Lane> {
-    let id = group.first()?.lane;
-    lanes.iter().find(|lane| lane.id == id).map(|lane| &**lane)
+/// The lane of a put.
+fn of<'l>(lanes: &'l [&mut Lane], put: Put) -> Option<&'l Lane> {
+    let lane = lanes.iter().find(|lane| lane.id == put.lane);
+    lane.map(|lane| &**lane)
 }
 
-fn of_mut<'l>(lanes: &'l mut [&mut Lane], group: &[Put]) -> Option<&'l mut Lane> {
-    let id = group.first()?.lane;
-    lanes
-        .iter_mut()
-        .find(|lane| lane.id == id)
-        .map(|lane| &mut **lane)
+fn of_mut<'l>(lanes: &'l mut [&mut Lane], put: Put) -> Option<&'l mut Lane> {
+    let lane = lanes.iter_mut().find(|lane| lane.id == put.lane);
+    lane.map(|lane| &mut **lane)
 }
 
 /// Checks that a stream can execute puts of `lanes`, and returns the kernels.
@@ -356,7 +356,7 @@ impl Lane {
         for put in puts {
             let at = task.count as usize;
             task.wqe[at] = self.wqes.addr(put.slot());
-            task.words |= u32::from(self.slots[put.slot()].words) << at;
+            task.words |= u32::from(put.words) << at;
             task.count += 1;
         }
         task

@@ -9,7 +9,8 @@ use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Lane, List, Put};
 use crate::request::table::InDevice;
 
-/// A run of messages that one poster has taken and whose credits are not returned yet.
+/// A run of messages that one poster has taken and whose credits are not returned yet. Messages `from..to`,
+/// taken by `stream` (`None`: the CPU) and returned on `lane`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub lane: u8,
@@ -84,14 +85,27 @@ impl RecvChannel {
         self.side.credits.count(number, lane, stream, half)
     }
 
-    /// Notes a message that a kernel of `stream` takes in, which returns the credit in device memory and
-    /// stores its end there. The library returns the credit to the CPU of the sender.
-    pub fn take_in_device(&mut self, number: u64, stream: u64, report: InDevice) {
+    /// Notes a message that a kernel of `stream` takes in. Returns a run whose credits are due now on
+    /// `lane`. With a `report`, the kernel returns the credit in device memory and stores its end there,
+    /// and the library returns the credit to the CPU of the sender.
+    pub fn take_in(
+        &mut self,
+        number: u64,
+        lane: u8,
+        stream: u64,
+        report: Option<InDevice>,
+    ) -> Option<Run> {
+        let Some(report) = report else {
+            return self.count(number, lane, Some(stream));
+        };
+        // The run that grows, if the stream took its messages: from now on kernels return the credits.
+        let last = self.side.credits.take_old(lane, Some(stream), u64::MAX);
         let slot = self.numbers.slot(number);
         self.side.taking[slot] = Some((number, stream, report));
         if let Some(run) = self.count(number, 0, None) {
             self.keep_credit(run);
         }
+        last
     }
 
     /// A run whose credits can be returned and are not.
@@ -115,11 +129,6 @@ impl RecvChannel {
             self.side.credits.keep(run);
         }
         posted
-    }
-
-    /// The run that grows, if `stream` takes its messages: from now on kernels return the credits.
-    pub fn last_run(&mut self, lane: u8, stream: u64) -> Option<Run> {
-        self.side.credits.take_old(lane, Some(stream), u64::MAX)
     }
 
     /// A run of messages that `stream` has taken, one of which has the slot of message `number`: its

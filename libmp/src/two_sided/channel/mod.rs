@@ -43,7 +43,7 @@ const PAIR: usize = 16;
 /// elsewhere.
 const LEAST_ROOM: usize = 64;
 /// Bytes of a place in the device block. A slot has two: of its receive, and for the blocks of a kernel.
-const PLACE: usize = flag::PLACE.next_multiple_of(64);
+const PLACE_ROOM: usize = flag::PLACE.next_multiple_of(64);
 /// Added to a number, the credit that says that the peer is lost: kernels look for more than half of it
 /// (`device/mp_flag.hpp`).
 const LOST: u64 = 1 << 62;
@@ -69,7 +69,7 @@ impl Shape {
 
     /// Where the device block has the place of a slot.
     fn place_at(&self, slot: usize) -> usize {
-        self.slots() * 8 + slot * 2 * PLACE
+        self.slots() * 8 + slot * 2 * PLACE_ROOM
     }
 
     /// Where the device block has the word that is set when the peer is given up.
@@ -210,17 +210,21 @@ pub(crate) fn has_come(at: &Word64, number: u64) -> bool {
     at.load().is_ok_and(|w| word::reached(w, number))
 }
 
-/// Refreshes a word that message `number` may get, if no message of its slot got it for so long that its
+/// The value of a word that message `number` may get, if no message of its slot got it for so long that its
 /// 16 bits would soon compare as a later number. The check is made once in `WINDOW` messages for each slot:
 /// the word is then at most twice as old, which 16 bits still represent.
-fn refresh(at: &Word64, number: u64, depth: u32) {
+fn stale_value(at: &Word64, number: u64, depth: u32) -> Option<u64> {
     if number % WINDOW >= u64::from(depth) {
-        return;
+        return None;
     }
-    let age = |w: u64| (number as u16).wrapping_sub(word::parse(w).0);
-    if let Ok(now) = at.load()
-        && u64::from(age(now)) > WINDOW
-    {
+    let now = at.load().ok()?;
+    let age = (number as u16).wrapping_sub(word::parse(now).0);
+    (u64::from(age) > WINDOW).then_some(now)
+}
+
+/// Refreshes a word that message `number` may get, if it is stale.
+fn refresh(at: &Word64, number: u64, depth: u32) {
+    if let Some(now) = stale_value(at, number, depth) {
         // A word that the peer stores meanwhile is not overwritten. All messages before the window
         // are taken. Pinned memory, which the CPU reaches: it cannot fail.
         let _ = at.compare_swap(now, word::threshold(number.wrapping_sub(WINDOW)));

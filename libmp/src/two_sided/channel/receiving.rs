@@ -10,7 +10,7 @@ use super::{
 use crate::error::{Error, Kind, Result};
 use crate::path::{Exported, Keys, Path, Paths, Put, Remote, Rights, Span};
 use crate::request::table::{InDevice, RequestKey};
-use crate::wire::control::{Flags, Shape};
+use crate::wire::control::{RoomsPlace, Shape};
 use crate::wire::flag::{self, Head};
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
@@ -41,8 +41,8 @@ pub(crate) struct Receiving {
     /// By slot: the last message that a kernel takes in which stores its end in device memory, and the
     /// stream of the kernel.
     pub(super) taking: Vec<Option<(u64, u64, InDevice)>>,
-    /// The last receive that was taken in was by the stream that posted it.
-    pub own: bool,
+    /// The stream that posted the last receive took it in.
+    pub taken_by_poster: bool,
     /// By slot: the newest receive.
     receives: Vec<Option<RequestKey>>,
     /// By slot: the put that last wrote a ready word, and its lane. Another lane writes the next
@@ -70,7 +70,7 @@ impl RecvChannel {
             device_block: None,
             placed: vec![None; shape.slots()],
             taking: (0..shape.slots()).map(|_| None).collect(),
-            own: false,
+            taken_by_poster: false,
             receives: vec![None; shape.slots()],
             ready_puts: vec![None; shape.slots()],
             credits: Credits::default(),
@@ -111,8 +111,8 @@ impl RecvChannel {
     pub fn make_flagged(&mut self, paths: &Paths, large: bool) -> bool {
         let from = self.numbers.next();
         let (slots, mut made) = (self.shape.slots(), false);
-        let make = |len: usize, counts: usize| {
-            let rooms = paths.copier().exported(len + counts)?;
+        let make = |len: usize, behind: usize| {
+            let rooms = paths.copier().exported(len + behind)?;
             let mut bytes = flag::before(from, len);
             bytes.resize(rooms.len(), 0);
             rooms.write(0, &bytes)?;
@@ -127,8 +127,8 @@ impl RecvChannel {
             made |= self.side.flagged.is_some();
         }
         let bytes = paths.long_message();
-        let useful = large && bytes > self.shape.room() && self.side.flagged.is_some();
-        if useful && !std::mem::replace(&mut self.side.tried[1], true) {
+        let first = large && !std::mem::replace(&mut self.side.tried[1], true);
+        if first && bytes > self.shape.room() && self.side.flagged.is_some() {
             let rooms = make(slots * flag::lines_len(bytes), slots * 8);
             self.side.long = rooms
                 .map_err(refused)
@@ -136,7 +136,6 @@ impl RecvChannel {
                 .map(|rooms| (rooms, from, bytes));
             made |= self.side.long.is_some();
         }
-        self.side.tried[1] |= large;
         made
     }
 
@@ -165,18 +164,21 @@ impl RecvChannel {
         })
     }
 
+    /// The offset of the word behind the flagged rooms.
+    fn lost_at(&self) -> usize {
+        self.shape.slots() * flag::size(self.shape.flagged_bytes())
+    }
+
     /// The word behind the flagged rooms that is set when the peer is given up, for kernels, or 0.
     pub fn lost_addr(&self) -> u64 {
-        let at = self.shape.slots() * flag::size(self.shape.flagged_bytes());
         let rooms = self.side.flagged.as_ref();
-        rooms.map_or(0, |(rooms, _)| rooms.addr(at))
+        rooms.map_or(0, |(rooms, _)| rooms.addr(self.lost_at()))
     }
 
     /// Sets that word: kernels that start then name no memory to the peer.
     pub fn set_lost(&self) {
-        let at = self.shape.slots() * flag::size(self.shape.flagged_bytes());
         if let Some((rooms, _)) = &self.side.flagged
-            && let Err(e) = rooms.write(at, &1_u64.to_le_bytes())
+            && let Err(e) = rooms.write(self.lost_at(), &1_u64.to_le_bytes())
         {
             tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
         }
@@ -295,9 +297,9 @@ impl RecvChannel {
 
     /// The records of the memory of the flagged rooms and of the long ones, none if there are none, and
     /// where they are.
-    pub fn flagged_rooms(&self) -> [(Vec<Record>, Flags); 2] {
+    pub fn flagged_rooms(&self) -> [(Vec<Record>, RoomsPlace); 2] {
         let named = |rooms: &Exported, from: u64, bytes: usize| {
-            let flags = Flags {
+            let flags = RoomsPlace {
                 offset: rooms.offset() as u64,
                 from,
                 bytes: bytes as u32,
@@ -426,7 +428,7 @@ impl RecvChannel {
 
     /// The word and its value for which a stream waits until the previous message in the slot of `number` was
     /// taken; `None`: it was, or an earlier kernel of the stream takes it.
-    pub fn taken_before(&self, number: u64, stream: u64) -> Option<(&Word64, u64)> {
+    pub fn blocked_by(&self, number: u64, stream: u64) -> Option<(&Word64, u64)> {
         let before = self.numbers.previous(number)?;
         if self.is_taken(before) {
             return None;

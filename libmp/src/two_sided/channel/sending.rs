@@ -4,22 +4,22 @@ use gdsync::Status;
 use gdsync::gpu::Word64;
 
 use super::{
-    Channel, LOST, PAIR, PLACE, SendChannel, WINDOW, adopt, check_aligned, refresh, span,
-    store_failure,
+    Channel, LOST, PAIR, PLACE_ROOM, SendChannel, WINDOW, adopt, check_aligned, refresh, span,
+    stale_value, store_failure,
 };
 use crate::error::Result;
 use crate::kernels::{Credit, Direct, Flag, Relay};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Exported, Keys, List, Path, Paths, Piece, Put, Remote, Rights, Span};
 use crate::request::entry::{Late, Outgoing};
-use crate::wire::control::{Flags, Shape};
+use crate::wire::control::{RoomsPlace, Shape};
 use crate::wire::flag;
 use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
-/// Messages after which every line of a room is written again, and after which a room that was
-/// not is used no more: a line's flag has 32 bits of the number.
+/// Messages after which every line of a room is written again: a line's flag has 32 bits of the number.
 const REWRITE: u64 = 1 << 30;
+/// Messages after which a room whose lines were not all written again is used no more.
 const STALE: u64 = 1 << 31;
 
 /// The fields of a sender. The channel's memory is the return block.
@@ -34,8 +34,9 @@ pub(crate) struct Sending {
     pub asked: bool,
     /// The peer's rooms for eager messages.
     rooms: Option<Remote>,
-    /// The peer's flagged rooms, and its long rooms.
+    /// The peer's flagged rooms.
     flagged: Option<Rooms>,
+    /// The peer's long rooms.
     long: Option<Rooms>,
     /// The device block.
     device_block: Option<Exported>,
@@ -51,7 +52,7 @@ pub(crate) struct Sending {
 /// Rooms of the peer in device memory, one for each slot.
 struct Rooms {
     memory: Remote,
-    flags: Flags,
+    flags: RoomsPlace,
     /// By slot: the message that last wrote every line of its room; empty before the first.
     whole: Vec<u64>,
 }
@@ -61,7 +62,7 @@ impl Rooms {
     fn read(
         path: Path,
         memory: &[Record],
-        flags: Flags,
+        flags: RoomsPlace,
         size: usize,
         slots: usize,
     ) -> Result<Rooms> {
@@ -77,10 +78,10 @@ impl Rooms {
         })
     }
 
-    /// Whether message `number`, in this slot, may use its room: its flags are not of a message so old
-    /// that they would seem to be its own. A message that is prepared behind a later one of its slot uses
-    /// none, because the later one may have written every line.
-    fn take(&self, slot: usize, number: u64) -> Option<u64> {
+    /// The age of the lines of message `number`'s room; `None`: the message may not use it. The flags of
+    /// an old message would seem to be its own, and a message that is prepared behind a later one of its
+    /// slot uses none, because the later one may have written every line.
+    fn age(&self, slot: usize, number: u64) -> Option<u64> {
         let whole = self.whole.get(slot).copied().unwrap_or(self.flags.from);
         let age = number.wrapping_sub(whole);
         (number >= self.flags.from && age < STALE).then_some(age)
@@ -88,7 +89,7 @@ impl Rooms {
 
     /// The room of `size` bytes of message `number`, and whether the message writes every line.
     fn room(&self, slot: usize, number: u64, size: usize) -> Result<Option<(Span, bool)>> {
-        let Some(age) = self.take(slot, number) else {
+        let Some(age) = self.age(slot, number) else {
             return Ok(None);
         };
         let room = self
@@ -98,14 +99,14 @@ impl Rooms {
     }
 
     /// Notes that message `number` writes every line.
-    fn note(&mut self, slot: usize, slots: usize, number: u64) {
+    fn note_whole(&mut self, slot: usize, slots: usize, number: u64) {
         self.whole.resize(slots, self.flags.from);
         self.whole[slot] = number;
     }
 }
 
-/// What a stream does before a message: waits until a word reaches a value, or, by a kernel, for a credit, then
-/// a store of a value.
+/// What a stream does before a message: it waits for a word or, by a kernel, for a credit; then it stores a
+/// value.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct LeadIn<'a> {
     pub wait: Option<(&'a Word64, u64)>,
@@ -114,6 +115,7 @@ pub(crate) struct LeadIn<'a> {
 }
 
 impl<'a> LeadIn<'a> {
+    /// Without the credit, which is a put.
     pub fn add_to<const N: usize>(self, list: &mut List<'a, N>) {
         if let Some((word, value)) = self.wait {
             list.wait(word, value, false);
@@ -178,7 +180,7 @@ impl SendChannel {
     pub fn open_flagged(
         &mut self,
         [flagged, long]: [&[Record]; 2],
-        [flags, long_flags]: [Flags; 2],
+        [flags, long_flags]: [RoomsPlace; 2],
     ) -> Result<()> {
         let (path, slots) = (self.path, self.shape.slots());
         let bytes = self.shape.flagged_bytes();
@@ -280,7 +282,7 @@ impl SendChannel {
             let lines = if every { flag::lines(bytes) as u64 } else { 0 };
             let put = batch.flag(piece, room, Flag { lines, ..params })?;
             if every {
-                flagged.note(slot, slots, number);
+                flagged.note_whole(slot, slots, number);
             }
             return Ok(Some(put));
         }
@@ -301,7 +303,7 @@ impl SendChannel {
         };
         let put = batch.flag(piece, room, params)?;
         if every {
-            long.note(slot, slots, number);
+            long.note_whole(slot, slots, number);
         }
         Ok(Some(put))
     }
@@ -319,7 +321,7 @@ impl SendChannel {
         let params = Direct {
             slot: self.credit(number),
             place: self.block_addr(self.shape.place_at(slot)),
-            found: self.block_addr(self.shape.place_at(slot) + PLACE),
+            found: self.block_addr(self.shape.place_at(slot) + PLACE_ROOM),
             ready: self.ready(number).addr().0,
             info: self.place_addr(number),
             lost: self.block_addr(self.shape.lost_at()),
@@ -337,7 +339,7 @@ impl SendChannel {
         let lines = if every { params.room_lines } else { 0 };
         let put = batch.direct(piece, room, Direct { lines, ..params })?;
         if every {
-            flagged.note(slot, slots, number);
+            flagged.note_whole(slot, slots, number);
         }
         Ok(Some(put))
     }
@@ -353,7 +355,7 @@ impl SendChannel {
         let slot = self.numbers.slot(number);
         let takes = |rooms: &Option<Rooms>| {
             let rooms = rooms.as_ref();
-            rooms.is_some_and(|rooms| rooms.take(slot, number).is_some())
+            rooms.is_some_and(|rooms| rooms.age(slot, number).is_some())
         };
         self.has_long(len) && takes(&self.side.flagged) && takes(&self.side.long)
     }
@@ -453,15 +455,8 @@ impl SendChannel {
     /// the word to the number of that message: the receive of a short message writes no ready word,
     /// and the next receive in the slot is posted after it.
     pub fn stale(&self, number: u64) -> Option<&Word64> {
-        // The check is made once in `WINDOW` messages for each slot: the word is then at most twice
-        // as old, which 16 bits still represent.
-        if number % WINDOW >= u64::from(self.shape.depth) {
-            return None;
-        }
         let ready = self.ready(number);
-        let age = |w: u64| (number as u16).wrapping_sub(word::parse(w).0);
-        let old = ready.load().is_ok_and(|w| u64::from(age(w)) > WINDOW);
-        old.then_some(ready)
+        stale_value(ready, number, self.shape.depth).map(|_| ready)
     }
 
     /// Refreshes the ready word of message `number` before it is sent, as receives that streams post do not
