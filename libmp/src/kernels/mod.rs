@@ -1,13 +1,17 @@
 //! The kernels that a stream runs for a message: copies, and the patches of work requests.
 //!
 //! Each is one C++ function in `device/`. It is compiled to PTX that is part of the library, for
-//! CUDA, and by the host compiler, for the soft GPU. One kernel is for the receiver ([`Unpack`])
-//! and one for the sender ([`Stamp`]). Each has two sizes: a launch copies the parameters, so the
-//! usual message uses the small size. Both have variants for several messages ([`tasks`]). The third
-//! kernel executes puts by copies ([`Puts`]), messages to flagged rooms ([`Flag`]), and messages to the
-//! memory of their receives ([`Direct`]), which another kernel names ([`Name`]). The fourth gathers and scatters pieces that do
-//! not fit a list ([`Pieces`]), the fifth does so for a table of them ([`Moves`]), the sixth ends a
-//! collective call ([`Collect`]).
+//! CUDA, and by the host compiler, for the soft GPU.
+//! - [`Unpack`]: the receiver takes a message in (`mp_take.cu`: the usual one; `mp_unpack.cu`: any).
+//! - [`Stamp`]: the sender completes work requests.
+//! - [`Flag`], [`Direct`]: the sender writes into a flagged room, or into the memory of a receive,
+//!   which [`Name`] names.
+//! - [`Await`], [`Relay`]: a stream waits for a credit, or for a name.
+//! - [`Puts`]: puts by copies.
+//! - [`Pieces`], [`Moves`]: strided pieces.
+//! - [`Collect`]: the end of a collective call.
+//!
+//! Most have variants for several tasks ([`tasks`]): a launch copies all of its parameters.
 
 mod collect;
 mod params;

@@ -1,7 +1,6 @@
-//! Launches of several tasks, a block for each: messages that are taken in, or sends that are
-//! completed. Their kernels have two sizes, because a launch copies all of its parameters. These
-//! are the number of tasks (32 bits), 32 bits of 0, and the parameters of each task, as
-//! `device/mp_tasks.hpp` declares.
+//! Launches of several tasks of one kernel: a block for each, or several if the task has shares. A kernel
+//! has two sizes of them, because a launch copies all of its parameters. These are the number of tasks
+//! (32 bits), 32 bits of 0, and the parameters of each task, as `device/mp_tasks.hpp` declares.
 
 use gdsync::Stream;
 use gdsync::gpu::{Dims, Kernel, Word64};

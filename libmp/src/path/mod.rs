@@ -4,8 +4,9 @@
 //! 64-bit word after them ([`Batch::announce`]), wait for a word in this rank's memory
 //! ([`List::wait_for`]), and check that a put is done on this side ([`Lane::poll`]). Windows also
 //! need a get ([`Batch::get`]), atomics ([`Batch::atomic`]) and an order of puts
-//! ([`Batch::fence`]). [`Lists`] posts on the lanes of several peers at once. The modules above use
-//! nothing else: only `nic` uses queue pairs, work requests and keys, and only `copy` uses WQEs in
+//! ([`Batch::fence`]). [`Lists`] posts on the lanes of several peers at once. Messages of streams by
+//! mapped memory also use flagged rooms, names and credits ([`Batch::flag`], [`Exported`],
+//! [`Report`]). Only `nic` uses queue pairs, work requests and keys, and only `copy` uses WQEs in
 //! memory.
 //!
 //! `nic` and `copy` have types of the same names; the types of this module are enums over them. The

@@ -1,4 +1,4 @@
-//! Device memory that ranks of this host map, for flagged rooms and for credits. All channels of a
+//! Device memory that ranks of this host map, for flagged rooms and device blocks. All channels of a
 //! context share allocations, because a driver exports whole units of memory.
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -6,7 +6,9 @@
 //! `device/mp_stamp.cu` and with the fields of a NIC's work request: a kernel patches the fields of
 //! a late message here as in a NIC's work request. The puts of a stream become waits, stores and
 //! launches in the stream's order. The CPU copies its puts when it posts them, a large put in
-//! parts.
+//! parts. A message to a flagged room or to the memory of its receive, a name and a wait for a peer are
+//! parameters of a kernel instead (`lane::Target`); they take a WQE's number and report, not its
+//! memory.
 
 mod exported;
 mod lane;
