@@ -157,6 +157,8 @@ GDS_DEVICE void fail(const Direct& p, const Departure& d) {
 }
 
 GDS_DEVICE void direct(const Direct& p) {
+    // Another task of the launch has more shares.
+    if (blockIdx.x >= p.shares) return;
     GDS_SHARED(Answer, answer);
     start_next();
     const bool first = blockIdx.x == 0;

@@ -276,6 +276,15 @@ GDS_DEVICE void end(const Unpack<Capacity>& p, u64 w, Arrival a, bool bad) {
     const Word word = parse(w);
     const bool both = word.kind == kEager || word.kind == kDirect || word.kind == kTooLong;
     if (p.flagged != 0 && both && belongs(word, seq(p))) await_words(p);
+    if (a.status == kTruncated && (word.kind == kFlagged || word.kind == kLongRoom)) {
+        // The sender may still write lines, and the credit lets another stream write the next message there.
+        const u64* lines = word.kind == kLongRoom ? word_at(p.long_room) : room(p).lines();
+        auto failed = [&] { return parse(gds::load_acquire_sys(word_at(p.word))).kind == kFailed; };
+        GDS_NO_UNROLL
+        for (u64 i = 0; i < (a.len + 7) / 8; i++) {
+            GDS_SPIN_UNTIL(have(gds::load_two_relaxed_sys(lines + 2 * i), seq(p)) || failed(), 0);
+        }
+    }
     const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
     const u64 told = compose(seq(p), kind, kind == kFailed ? a.status : 0);
     // A kernel of the sender polls this word in its own device memory. All threads have read the room.

@@ -82,7 +82,9 @@ fn flagged(channel: &RecvChannel, common: &Common, w: u64) -> Result<Option<Opti
     let number = common.number;
     match word::parse(w) {
         (low, Some(WordKind::Flagged), len)
-            if low == number as u16 && len <= common.len && channel.has_flagged(number) =>
+            if low == number as u16
+                && len <= common.len.max(channel.longest_flagged())
+                && channel.has_flagged(number) =>
         {
             channel.flagged_payload(number, len as usize).map(Some)
         }

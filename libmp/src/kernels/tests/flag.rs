@@ -742,6 +742,13 @@ fn message_that_is_too_long_ends_the_receive_with_its_status() {
             let mark = if long { IN_LONG } else { 0 };
             bench.store64(ROOM, line(NUMBER, mark | len as u64));
             bench.store64(ROOM + 8, line(NUMBER, NUMBER >> 32));
+            if ends != bad {
+                // The receive ends when no line of the message comes any more.
+                let lines = if long { LONG } else { ROOM + 16 };
+                for at in 0..2 * len.div_ceil(8) {
+                    bench.store64(lines + 8 * at, line(NUMBER, 7));
+                }
+            }
             let mut receive: Unpack<1> = receive(&bench, NUMBER, &[(MEMORY, room)]);
             if device {
                 receive = in_device(&bench, receive);

@@ -184,6 +184,12 @@ impl RecvChannel {
         }
     }
 
+    /// Bytes of the longest message in a flagged room or a long one.
+    pub fn longest_flagged(&self) -> u64 {
+        let long = self.side.long.as_ref().map_or(0, |(.., bytes)| *bytes);
+        long.max(self.shape.flagged_bytes()) as u64
+    }
+
     #[inline]
     pub fn has_flagged(&self, number: u64) -> bool {
         self.flagged(number).is_some()
