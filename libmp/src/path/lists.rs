@@ -43,7 +43,7 @@ impl<'a> Item<'a> {
     }
 
     /// Whether the stream waits at it for a word.
-    fn waits(&self) -> bool {
+    pub fn waits(&self) -> bool {
         matches!(self, Item::Wait { .. }) || self.copy().is_some_and(|put| put.waits)
     }
 

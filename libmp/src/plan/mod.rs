@@ -249,8 +249,15 @@ impl<'a> Plan<'a> {
         let mut list = |items: &[Item<'a>]| lists.post(stream, lanes.each(used), items);
         let refused = |error, torn| Refusal { error, torn };
         let Some(kernel) = kernel.filter(|_| !kernels.is_empty()) else {
-            check_room(stream, room)?;
-            return Ok(list(items)?);
+            let mut enqueue = || {
+                check_room(stream, room)?;
+                list(items)
+            };
+            let enqueued = match room > 1 && items.iter().any(Item::waits) {
+                true => stream.hold_wait(enqueue).map_err(Error::from).flatten(),
+                false => enqueue(),
+            };
+            return Ok(enqueued?);
         };
         if let ([], [_]) = (&items[..], &kernels[..]) {
             check_room(stream, room)?;

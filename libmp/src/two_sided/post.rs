@@ -209,6 +209,7 @@ impl Engine {
         let by_kernel = common.puts.iter().flatten().any(Put::takes_credit);
         let (number, short) = (common.number, !common.large);
         let lead_in = channel.lead_in(number, short, by_kernel)?;
+        let waits = common.large || lead_in.wait.is_some() || lead_in.credit.is_some();
         lead_in.add_to(&mut list);
         let complete = send.late.as_ref().is_some_and(|late| late.complete);
         let credit = lead_in.credit.filter(|_| !complete);
@@ -241,19 +242,31 @@ impl Engine {
             send.state = (late.behind.last()).map_or(done, |last| SendState::InFlight(*last));
             return Ok(());
         }
-        stream.check_room(Lane::submissions(channel.path, behind))?;
         if common.large {
             list.wait_for(channel.ready(common.number), common.number, false);
         }
         let mut params = self.stamp_params(common, late, channel, result_addr);
         let found = [late.length.is_some(), late.offset.is_some()];
         let stamp = lane.patch(&late.behind, common.large, found, &mut params)?;
-        list.post(stream, Some(lane))?;
-        let rest = self.stamp(stream, &params).and_then(|()| {
+        let room = Lane::submissions(channel.path, behind);
+        let mut torn = false;
+        let mut enqueue = || {
+            stream.check_room(room)?;
+            list.post(stream, Some(&mut *lane))?;
+            torn = true;
+            self.stamp(stream, &params)?;
             puts.put(late.behind.iter().copied());
-            puts.post(stream, Some(lane))
-        });
-        if let Err(e) = rest {
+            puts.post(stream, Some(&mut *lane))
+        };
+        // The room of a stream is limited while it waits, as it will behind the list.
+        let enqueued = match waits {
+            true => stream.hold_wait(enqueue).map_err(Error::from).flatten(),
+            false => enqueue(),
+        };
+        if let Err(e) = enqueued {
+            if !torn {
+                return Err(e);
+            }
             for put in late.behind.iter().rev() {
                 // Puts of the list that were posted are flushed.
                 let _ = lane.abort(*put);

@@ -544,10 +544,10 @@ impl Lane {
         !self.slots.iter().any(under_way)
     }
 
-    /// Submissions of a stream for a late message of `puts`: those of a NIC's lane, and a kernel
-    /// for each put.
+    /// Submissions of a stream for a late message of `puts`: those of a NIC's lane, the kernels that wait
+    /// for the credit and for the receive, and a kernel for each put.
     pub fn submissions(puts: usize) -> u32 {
-        4 + puts as u32
+        6 + puts as u32
     }
 
     pub fn error(&self) -> Option<Status> {

@@ -60,8 +60,18 @@ pub(crate) struct Tasks {
     directs: Vec<Direct>,
 }
 
-/// The number of kernels of consecutive puts, at most.
+/// The number of kernels of consecutive puts, at most; [`post_puts`] enqueues them.
 pub(crate) fn launches(puts: impl Iterator<Item = Put>) -> u32 {
+    let (mut puts, mut count) = (puts.peekable(), 0);
+    while let Some(first) = puts.next() {
+        let rest = iter::from_fn(|| puts.next_if(|put| !put.is_credit()));
+        count += launches_of(iter::once(first).chain(rest));
+    }
+    count
+}
+
+/// As [`launches`], of puts of which only the first one waits for a credit.
+fn launches_of(puts: impl Iterator<Item = Put>) -> u32 {
     let (mut large, mut groups, mut small) = (0, 0_usize, 0);
     let (mut names, mut flags, mut directs, mut relays) = (0_usize, 0_usize, 0_usize, 0);
     let mut wordless = false;
@@ -306,11 +316,13 @@ impl Lane {
             return Ok(rdma::post_on(stream, &mut [], list)?);
         }
         ready(stream, &[&mut *self])?;
-        stream.check_room(list.len() as u32)?;
-        let mut behind = items.iter().skip_while(|item| !item.is_put());
-        match behind.any(Item::waits) {
-            true => stream.hold_wait(|| self.enqueue(stream, list, items))?,
-            false => self.enqueue(stream, list, items),
+        let mut enqueue = || {
+            stream.check_room(list.len() as u32)?;
+            self.enqueue(stream, list, items)
+        };
+        match list.len() > 1 && items.iter().any(Item::waits) {
+            true => stream.hold_wait(enqueue)?,
+            false => enqueue(),
         }
     }
 
