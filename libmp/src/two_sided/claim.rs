@@ -62,8 +62,10 @@ impl Engine {
         let order = state.requests.next_order();
         let entry = known(&mut state.requests, key)?;
         let rank = entry.peer;
+        // A stream that waits since before the receive was matched waits for the word in host memory.
+        let waited = !entry.waiters.is_empty();
         match entry.receive().map(|receive| receive.state) {
-            Some(ReceiveState::Posted) => {}
+            Some(ReceiveState::Posted) if !waited => {}
             Some(ReceiveState::Prepared) => return Err(Error::unposted(WAIT_ON)),
             _ => return self.wait_for_result(state, key, stream),
         }

@@ -1,5 +1,5 @@
-//! How a receive gets its number and is posted, and how a large one advertises its memory to its
-//! sender: the address (`place`), then the ready word.
+//! How a receive gets its number and is posted, and how a large one advertises its memory: by its name
+//! for kernels of the sender, or by the address (`place`) and the ready word.
 
 use gdsync::gpu::WeakStream;
 use gdsync::{Status, Stream};
@@ -205,7 +205,7 @@ impl Engine {
         self.post_ready_word(state, key, (rank, tag), poster.as_ref())
     }
 
-    /// Posts the address and the ready word of a large receive.
+    /// Posts what advertises the memory of a large receive.
     fn post_ready_word(
         &self,
         state: &mut State,
@@ -277,6 +277,14 @@ impl Engine {
     /// Advertises the memory of a receive of the CPU that could not be advertised when it was
     /// posted. `true`: it is.
     pub(super) fn advertise_late(&self, state: &mut State, key: RequestKey) -> bool {
+        let rank = state.requests.get(key).map(|entry| entry.peer);
+        if rank.is_some_and(|rank| state.given_up(rank).is_some()) {
+            // The background work ends the receive, and releases a stream that waits for the message.
+            if let Some(receive) = state.requests.receive_mut(key) {
+                receive.unadvertised = false;
+            }
+            return false;
+        }
         let Ok((common, receive, channel, link)) = state.incoming(key) else {
             return false;
         };

@@ -236,7 +236,10 @@ impl Engine {
                 Ok(())
             }
             (Operation::Receive(receive), _) => match receive.state {
-                ReceiveState::Posted => self.decide_claim(state, key, stream, waits),
+                // See `claim_now`.
+                ReceiveState::Posted if entry.waiters.is_empty() => {
+                    self.decide_claim(state, key, stream, waits)
+                }
                 // Its kernel is before this call's waits, or in this call.
                 ReceiveState::Claimed(by) if by == stream.id() => Ok(()),
                 _ => waits.add_result(&state.requests, key, flush),

@@ -62,10 +62,19 @@ impl Credits {
         self.stale.push(run);
     }
 
-    /// Removes a run whose messages were all `taken`: its credits can be returned.
+    /// Removes messages that were all `taken`, the first ones of a run: their credits can be returned. A
+    /// kernel may still wait for the last ones.
     pub fn due(&mut self, taken: impl Fn(&Run) -> bool) -> Option<Run> {
-        if let Some(at) = self.stale.iter().position(&taken) {
-            return Some(self.stale.remove(at));
+        for at in 0..self.stale.len() {
+            let run = self.stale[at];
+            let parts = (run.from + 1..=run.to).map(|to| Run { to, ..run });
+            if let Some(part) = parts.take_while(&taken).last() {
+                match part == run {
+                    true => _ = self.stale.remove(at),
+                    false => self.stale[at].from = part.to,
+                }
+                return Some(part);
+            }
         }
         self.run
             .take_if(|run| taken(run) && !on(Mutant::LostCredit))
