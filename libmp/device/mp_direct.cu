@@ -212,6 +212,8 @@ GDS_DEVICE void name(const Name& p) {
     gds::await_earlier_work();
     if (threadIdx.x != 0) return;
     if (gds::load_acquire_sys(word_at(p.lost)) == 0) name_place(p.place, p.number, p.to, p.len, p.key);
+    // Another stream may name the next receive of the slot behind the report.
+    gds::fence_sys();
     report(p.report, 1);
 }
 

@@ -216,14 +216,20 @@ impl Engine {
         let Some((Some(WordKind::Announce), len)) = channel.first_word(number) else {
             return true;
         };
-        let next = channel.newest(number).filter(|next| *next != key);
-        let next = next.and_then(|next| state.requests.get(next));
         // The ready word of a later receive in the slot implies that this receive has ended. If a
         // stream writes that ready word, at an unknown time, no other word may overtake it: a
         // control message carries the refusal instead.
-        let later = next.filter(|next| next.large && !next.is_prepared());
-        let by_control = later.is_some_and(|next| next.poster.stream.is_some());
-        let refused = later.is_some()
+        let slot = channel.numbers.slot(number);
+        let (mut is_later, mut by_control) = (false, false);
+        for (_, entry) in state.requests.iter() {
+            let of_channel = entry.peer == rank && entry.tag == tag && entry.receive().is_some();
+            let behind = entry.number > number && channel.numbers.slot(entry.number) == slot;
+            if of_channel && behind && entry.large && !entry.is_prepared() {
+                is_later = true;
+                by_control |= entry.poster.stream.is_some();
+            }
+        }
+        let refused = is_later
             || match refusal(channel, &mut peer.link, number) {
                 Ok(request) => {
                     *channel.ready_put(number) = Some((0, request));
