@@ -53,18 +53,14 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
     pair
 }
 
-/// Copies a short message of the CPU, whose payload goes to `to`. `false`: it has to be posted.
+/// Copies an eager message of the CPU. `false`: it has to be posted.
 #[inline]
-fn copy_now(
-    lane: &Lane,
-    channel: &SendChannel,
-    common: &Common,
-    kind: WordKind,
-    to: Span,
-) -> Result<bool> {
+fn copy_now(lane: &Lane, channel: &SendChannel, common: &Common) -> Result<bool> {
+    let number = common.number;
     let pieces = common.segments.as_slice().iter().map(Slice::piece);
-    let half = word::word(common.number, kind, common.len);
-    lane.copy_now(pieces, to, [half; 2], channel.pair(common.number)?)
+    let half = word::word(number, WordKind::Eager, common.len);
+    let (to, pair) = (channel.payload(number)?, channel.pair(number)?);
+    lane.copy_now(pieces, to, [half; 2], pair)
 }
 
 /// Prepares an eager message: payload, then stamp. Returns the stamp.
@@ -331,13 +327,7 @@ impl Engine {
             if let Some(ready) = channel.stale(number) {
                 ready.store(word::threshold(number))?;
             }
-            if copy_now(
-                lane,
-                channel,
-                common,
-                WordKind::Eager,
-                channel.payload(number)?,
-            )? {
+            if copy_now(lane, channel, common)? {
                 self.finish(state, key, Status::SUCCESS, len);
                 return Ok(true);
             }
