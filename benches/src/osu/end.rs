@@ -174,7 +174,8 @@ impl<'e> End<'e> {
 
     /// The least value of all ranks.
     pub fn least(&self, value: u64) -> Result<u64> {
-        Ok(self.context.agree(value, self.left())?.value)
+        // The ranks agree on the greatest one.
+        Ok(!self.context.agree(!value, self.left())?.value)
     }
 
     /// Leaves the job, and returns the names of the parts.

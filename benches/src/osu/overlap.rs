@@ -138,9 +138,8 @@ impl Load {
                 thread::sleep(Duration::from_micros(100));
             }
             let done = work(&ran);
-            // Stopped first: the stamps of only the last kernels are kept.
-            shared.stop.store(true, Ordering::Relaxed);
             let ran = ran();
+            shared.stop.store(true, Ordering::Relaxed);
             let ended = thread.join();
             let ended = ended.map_err(|_| anyhow!("the thread of the kernels panicked"))?;
             ended.context("the kernels")?;
