@@ -318,8 +318,8 @@ fn receives(
         Some(rooms) => record(&mut bytes, &rooms.to_bytes()),
         None => bytes.push(0),
     }
-    // No flagged rooms.
-    bytes.extend([0; 17]);
+    // No flagged rooms, and no long ones.
+    bytes.extend([0; 42]);
     bytes
 }
 
