@@ -451,7 +451,7 @@ impl Program<'_> {
         }
     }
 
-    /// Lets a stream wait for an end that others wait for, or nobody.
+    /// Lets a stream wait for an end that others may wait for as well.
     fn wait_extra(&mut self, end: &Posted) {
         let stream = &self.streams[self.own.usize(0..STREAMS)];
         let waited = end.request.as_ref().unwrap().wait_on(stream);
