@@ -388,17 +388,10 @@ impl Region {
     /// As [`Region::write`].
     pub fn store_words(&self, offset: usize, words: &[u64]) -> Result<()> {
         self.check("write region", offset, 8 * words.len(), 8)?;
+        let mut words = (offset..).step_by(8).zip(words);
         match self.view() {
-            Ok(mapped) => {
-                let at = (offset..).step_by(8);
-                at.zip(words)
-                    .for_each(|(at, word)| mapped.store64(at, *word));
-            }
-            Err(_) => {
-                let at = (offset..).step_by(8);
-                at.zip(words)
-                    .try_for_each(|(at, word)| self.write(at, &word.to_ne_bytes()))?;
-            }
+            Ok(mapped) => words.for_each(|(at, word)| mapped.store64(at, *word)),
+            Err(_) => words.try_for_each(|(at, word)| self.write(at, &word.to_ne_bytes()))?,
         }
         self.gpu().host().stored();
         Ok(())

@@ -83,9 +83,9 @@ impl Reached {
     /// As [`Reached::mark_on`].
     #[inline]
     pub fn note_or_mark(&mut self, stream: &WeakStream, own: bool) -> Result<Option<Mark>> {
-        match own || !self.marks_receives() {
-            true => self.note_receive(stream).map(|()| None),
-            false => self.mark_on(stream),
+        match self.note_or_number(stream, own)? {
+            Some(mark) => self.enqueue(mark, stream),
+            None => Ok(None),
         }
     }
 
@@ -93,6 +93,7 @@ impl Reached {
     ///
     /// # Errors
     /// As [`Reached::next`].
+    #[inline]
     pub fn note_or_number(&mut self, stream: &WeakStream, own: bool) -> Result<Option<Mark>> {
         match own || !self.marks_receives() {
             true => self.note_receive(stream).map(|()| None),
@@ -159,6 +160,11 @@ impl Reached {
     /// As [`Reached::next`] and [`List::post`]; nothing is enqueued then.
     pub fn mark_on(&mut self, stream: &WeakStream) -> Result<Option<Mark>> {
         let mark = self.next(stream)?;
+        self.enqueue(mark, stream)
+    }
+
+    /// Enqueues the store of a mark of the stream, as [`Reached::mark_on`] does.
+    fn enqueue(&self, mark: Mark, stream: &WeakStream) -> Result<Option<Mark>> {
         let Some(stream) = stream.lend() else {
             return Ok(None);
         };
