@@ -5,7 +5,7 @@ mod sim;
 
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
-use mp::{Builder, Context, PathChoice, Progress, SendOp, SizeSource, Slice, Source};
+use mp::{Builder, Context, PathChoice, Progress, Request, SendOp, SizeSource, Slice, Source};
 use sim::{LIMIT, Rank, SMALL, millis, play, recv, recv_on, secs, send, slice};
 
 fn mapped(builder: Builder) -> Builder {
@@ -15,9 +15,9 @@ fn mapped(builder: Builder) -> Builder {
 const TAG: u32 = 1;
 const LATE: u32 = 50;
 
-/// Two streams wait for one receive from any rank, the second one once it is matched: its kernel ends the
-/// receive in device memory, and the first stream waits for the word in host memory forever. With `same`,
-/// one stream waits twice: it waits for a kernel behind its own wait (also by the NIC).
+/// Two streams wait for one receive from any rank, the second one once it is matched. The first stream waits
+/// for the word in host memory, so the kernel of the second one may not end the receive in device memory.
+/// With `same`, one stream waits twice, and may not wait for a kernel behind its own wait.
 fn any_rank_waited_for_twice(same: bool, all: bool) {
     play(1, 2, move |rank| {
         let manual = rank.me == 1;
@@ -110,7 +110,7 @@ fn warm(rank: &Rank, ctx: &Context, tags: impl Iterator<Item = u32>, len: usize)
 }
 
 /// Of two long messages in one launch, the shorter one has fewer shares than the launch has blocks, and
-/// its receive is named in host memory: the other blocks wait forever.
+/// its receive is named in host memory: the other blocks have nothing to wait for.
 #[test]
 fn launch_of_messages_of_one_share_and_of_several() {
     for seed in 1..4 {
@@ -161,8 +161,23 @@ fn place(rank: &Rank) -> Context {
     rank.open_at(&place, |b| mapped(b).depth(2))
 }
 
-/// A long message with a length word, on a stream that waits and has `left` free submissions: the check
-/// for room does not count the kernels that wait for the credit and for the receive.
+/// A stream of rank 1 whose lane to rank 0 is open.
+fn open_stream(ctx: &Context) -> Stream {
+    let stream = ctx.gpu().stream().unwrap();
+    let sent = ctx.isend_on(&stream, 0, 60, &slice(ctx, SMALL)).unwrap();
+    sent.wait(LIMIT).unwrap();
+    stream
+}
+
+/// Makes the stream wait for a message of rank 0, with `left` free submissions behind. Returns what the
+/// submissions use.
+fn wait_and_fill(ctx: &Context, stream: &Stream, left: usize) -> (Request, Slice) {
+    let late = recv_on(ctx, stream, 0, LATE, &slice(ctx, SMALL));
+    (late, fill(ctx, stream, BOUND - left - 2))
+}
+
+/// A long message with a length word, on a stream that waits and has `left` free submissions. The check for
+/// room counts the kernels that wait for the credit and for the receive.
 fn late_length_with(left: usize, credit: bool) {
     play(1, 2, move |rank| {
         let ctx = place(rank);
@@ -177,17 +192,11 @@ fn late_length_with(left: usize, credit: bool) {
             recv(&ctx, 1, TAG, 200_000);
             return rank.barrier();
         }
-        let stream = ctx.gpu().stream().unwrap();
-        // The lane is open.
-        ctx.isend_on(&stream, 0, 60, &slice(&ctx, SMALL))
-            .unwrap()
-            .wait(LIMIT)
-            .unwrap();
+        let stream = open_stream(&ctx);
         let sent: Vec<_> = (0..if credit { 2 } else { 0 })
             .map(|_| ctx.isend(0, TAG, &slice(&ctx, SMALL)).unwrap())
             .collect();
-        let late = recv_on(&ctx, &stream, 0, LATE, &slice(&ctx, SMALL));
-        let _memory = fill(&ctx, &stream, BOUND - left - 2);
+        let late = wait_and_fill(&ctx, &stream, left);
         rank.barrier();
         let word = ctx.alloc(MemoryKind::Pinned, 8).unwrap();
         let word = word.region().word64(0).unwrap();
@@ -218,8 +227,7 @@ fn long_message_with_a_length_word_finds_no_room_in_the_middle() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// One call posts messages of two segments, each of which waits for its credit: each has two launches, and
-/// the plan counts one for the puts of all.
+/// One call posts messages of two segments, each of which waits for its credit, and so has two launches.
 fn credits_in_one_call(left: usize) {
     const TAGS: u32 = 6;
     play(1, 2, move |rank| {
@@ -236,16 +244,11 @@ fn credits_in_one_call(left: usize) {
             }
             return rank.barrier();
         }
-        let stream = ctx.gpu().stream().unwrap();
-        ctx.isend_on(&stream, 0, 60, &slice(&ctx, SMALL))
-            .unwrap()
-            .wait(LIMIT)
-            .unwrap();
+        let stream = open_stream(&ctx);
         let sent: Vec<_> = (2..2 * TAGS + 2)
             .map(|i| ctx.isend(0, i / 2, &slice(&ctx, SMALL)).unwrap())
             .collect();
-        let late = recv_on(&ctx, &stream, 0, LATE, &slice(&ctx, SMALL));
-        let _memory = fill(&ctx, &stream, BOUND - left - 2);
+        let late = wait_and_fill(&ctx, &stream, left);
         rank.barrier();
         let data = [slice(&ctx, SMALL), slice(&ctx, SMALL)];
         let all: Vec<_> = (1..TAGS + 1)
@@ -271,9 +274,9 @@ fn call_of_messages_that_wait_for_credit_finds_no_room_in_the_middle() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// A message that the CPU has taken in is in one run of credits with one that a kernel waits for: its
-/// credit is held back until that one is taken. One call of the sender has both: the later message, which
-/// waits for the credit, goes in front.
+/// A message that the CPU has taken in is in one run of credits with one that a kernel waits for; its credit
+/// is not held back until that one is taken. One call of the sender has both that one and a later message,
+/// which waits for the credit and goes in front.
 #[test]
 fn credit_of_a_taken_message_waits_for_a_later_message() {
     let failed: Vec<_> = (0..2)
@@ -330,9 +333,8 @@ fn held_credit(extra: usize) {
     });
 }
 
-/// A message that is longer than its receive is refused when its head shows, while its kernel still writes
-/// its lines: the credit lets a kernel of another stream write the next message of the slot, and the late
-/// lines of the first one replace those of the next one, which never is complete.
+/// A message that is longer than its receive is refused while its kernel may still write its lines. A kernel
+/// of another stream then writes the next message of the slot, whose lines no late line may replace.
 #[test]
 fn lines_of_a_refused_message_replace_those_of_the_next_one() {
     use gdsync::gpu::soft::Weak;
