@@ -11,7 +11,7 @@
 
 #define GDS_KERNEL(name, Params, p)                                   \
     static inline void name##_body(const Params& p);                  \
-    extern "C" void model_##name(const void* params) {       \
+    extern "C" void model_##name(const void* params) {                \
         name##_body(*static_cast<const Params*>(params));             \
     }                                                                 \
     static inline void name##_body([[maybe_unused]] const Params& p)

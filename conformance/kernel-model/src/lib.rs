@@ -15,10 +15,9 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// A defect of the device layer, with which a model has to fail.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// None.
-    #[default]
     None,
     /// The fences of this kernel do nothing.
     NoFence(&'static str),
@@ -27,7 +26,7 @@ pub enum Defect {
 }
 
 /// Words of the memory. The first half is for words of several parties, the second half for bytes.
-pub const WORDS: usize = 128;
+const WORDS: usize = 128;
 const SHARED: usize = WORDS / 2;
 
 /// The memory of one run.
