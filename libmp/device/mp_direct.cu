@@ -50,7 +50,7 @@ struct Relay {
     u64 report;
 };
 
-static_assert(sizeof(Direct) == 152 && sizeof(Name) == 56 && sizeof(Relay) == 40 && sizeof(Await) == 32, "layout");
+static_assert(sizeof(Direct) == 160 && sizeof(Name) == 56 && sizeof(Relay) == 40 && sizeof(Await) == 40, "layout");
 
 // Number of looks for a receive before its message is announced.
 #if defined(GDS_SOFT)
@@ -140,11 +140,8 @@ GDS_DEVICE Answer await_place(const Direct& p, bool first) {
     return found;
 }
 
-// The answer; a failure if the peer was given up, because its memory may have another use.
-GDS_DEVICE Answer unless_lost(const Direct& p, const Answer& a) {
-    if (a.departure.status != kSuccess || gds::load_acquire_sys(word_at(p.lost)) == 0) return a;
-    return {{failure(parse(gds::load_acquire_sys(word_at(p.ready)))), true}, 0};
-}
+// How a message to a peer that was given up ends: its memory may have another use.
+GDS_DEVICE Departure lost(const Direct& p) { return {failure(parse(gds::load_acquire_sys(word_at(p.ready)))), true}; }
 
 // The request ends with a failure. A receive that waits for the words finds them.
 GDS_DEVICE void fail(const Direct& p, const Departure& d) {
@@ -154,6 +151,19 @@ GDS_DEVICE void fail(const Direct& p, const Departure& d) {
         gds::store_whole_sys(word_at(p.pair) + 1, w);
     }
     finish(p.result, p.error, d.status, p.len);
+}
+
+// Writes the head of the room, the length, and flags up to line `p.lines`: by all threads of a block.
+GDS_DEVICE void show(const Direct& p, const Room& r, u32 shares) {
+    if (threadIdx.x == 0) {
+        const u32 low = static_cast<u32>(p.len), high = static_cast<u32>(p.len >> 32);
+        gds::store_two_whole_sys(r.lines(), line(r.low, low), line(r.low, high));
+        write_head(r, kElsewhere | shares);
+    }
+    GDS_NO_UNROLL
+    for (u64 i = kLengthLines + shares + threadIdx.x; i < p.lines; i += blockDim.x) {
+        gds::store_whole_sys(r.lines() + i, line(r.low, 0));
+    }
 }
 
 GDS_DEVICE void direct(const Direct& p) {
@@ -166,40 +176,30 @@ GDS_DEVICE void direct(const Direct& p) {
     if (threadIdx.x == 0) answer = await_place(p, first);
     if (blockDim.x > 1) __syncthreads();
     gds::await_earlier_work();
-    // Behind the earlier work: the loss of the peer may have ended that.
-    if (threadIdx.x == 0) answer = unless_lost(p, answer);
-    if (blockDim.x > 1) __syncthreads();
     const Departure d = answer.departure;
-    const bool good = d.status == kSuccess;
+    const u64 to = answer.to;
+    // Behind the earlier work: the loss of the peer may have ended that. Each thread looks, without a barrier.
+    const bool good = d.status == kSuccess && gds::load_relaxed_sys(word_at(p.lost)) == 0;
     const Room r{p.room, static_cast<u32>(p.number), static_cast<u32>(p.number >> 32)};
-    if (good) {
-        // The receive is posted, so the slot is free.
-        const u32 data = kElsewhere | shares;
-        if (first && threadIdx.x == 0) {
-            const u32 low = static_cast<u32>(p.len), high = static_cast<u32>(p.len >> 32);
-            gds::store_two_whole_sys(r.lines(), line(r.low, low), line(r.low, high));
-            write_head(r, data);
-        }
-        if (first) {
-            GDS_NO_UNROLL
-            for (u64 i = kLengthLines + shares + threadIdx.x; i < p.lines; i += blockDim.x) {
-                gds::store_whole_sys(r.lines() + i, line(r.low, 0));
-            }
+    u32 done = 0;
+    bool all_good = true;
+    GDS_NO_UNROLL
+    for (u32 i = blockIdx.x; i < shares; i += gridDim.x, done++) {
+        const Share share{i * blockDim.x + threadIdx.x, shares * blockDim.x};
+        if (good) copy(to, p.from, p.len, share);
+        all_good = blockDim.x > 1 ? __syncthreads_or(!good) == 0 : good;
+        if (!all_good) continue;
+        if (i == 0) show(p, r, shares);
+        if (threadIdx.x == 0) {
+            gds::fence_sys();
+            gds::store_whole_sys(r.lines() + kLengthLines + i, line(r.low, 0));
         }
     }
-    const u32 done = for_shares(shares, [&](Share all, u32 share) {
-        if (!good) return;
-        copy(answer.to, p.from, p.len, all);
-        if (blockDim.x > 1) __syncthreads();
-        if (threadIdx.x != 0) return;
-        gds::fence_sys();
-        gds::store_whole_sys(r.lines() + kLengthLines + share, line(r.low, 0));
-    });
     // The next task of the block stores the answer again.
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
-    if (!good && first) {
-        fail(p, d);
+    if (!all_good && first) {
+        fail(p, d.status == kSuccess ? lost(p) : d);
         // A reader of the report finds the result.
         gds::fence_sys();
     }
@@ -254,14 +254,14 @@ using Directs = Tasks<Direct, Capacity>;
 template <u32 Capacity>
 using Names = Tasks<Name, Capacity>;
 
-static_assert(sizeof(Directs<8>) == 1224 && sizeof(Directs<26>) == 3960, "layout");
+static_assert(sizeof(Directs<8>) == 1288 && sizeof(Directs<25>) == 4008, "layout");
 static_assert(sizeof(Names<8>) == 456 && sizeof(Names<73>) == 4096, "layout");
 
 }  // namespace mp
 
 GDS_KERNEL(mp_direct, mp::Direct, p) { mp::direct(p); }
 GDS_KERNEL(mp_direct_all_8, mp::Directs<8>, p) { mp::share_all<mp::direct>(p); }
-GDS_KERNEL(mp_direct_all_26, mp::Directs<26>, p) { mp::share_all<mp::direct>(p); }
+GDS_KERNEL(mp_direct_all_25, mp::Directs<25>, p) { mp::share_all<mp::direct>(p); }
 GDS_KERNEL(mp_name, mp::Name, p) { mp::name(p); }
 GDS_KERNEL(mp_name_all_8, mp::Names<8>, p) { mp::run_all<mp::name>(p); }
 GDS_KERNEL(mp_name_all_73, mp::Names<73>, p) { mp::run_all<mp::name>(p); }

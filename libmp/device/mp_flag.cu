@@ -18,7 +18,7 @@ struct Flag {
     u64 shares;
 };
 
-static_assert(sizeof(Flag) == 88, "layout");
+static_assert(sizeof(Flag) == 96, "layout");
 
 GDS_DEVICE void flag(const Flag& p) {
     GDS_SHARED(u32, open);
@@ -45,10 +45,10 @@ GDS_DEVICE void flag(const Flag& p) {
 template <u32 Capacity>
 using Flags = Tasks<Flag, Capacity>;
 
-static_assert(sizeof(Flags<8>) == 712 && sizeof(Flags<46>) == 4056, "layout");
+static_assert(sizeof(Flags<8>) == 776 && sizeof(Flags<42>) == 4040, "layout");
 
 }  // namespace mp
 
 GDS_KERNEL(mp_flag, mp::Flag, p) { mp::flag(p); }
 GDS_KERNEL(mp_flag_all_8, mp::Flags<8>, p) { mp::share_all<mp::flag>(p); }
-GDS_KERNEL(mp_flag_all_46, mp::Flags<46>, p) { mp::share_all<mp::flag>(p); }
+GDS_KERNEL(mp_flag_all_42, mp::Flags<42>, p) { mp::share_all<mp::flag>(p); }

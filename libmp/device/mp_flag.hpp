@@ -132,29 +132,53 @@ GDS_DEVICE bool await_blocks(const Room& r, Share s, Stop stop) {
 // the fields.
 struct Credit {
     u64 credit;
+    u64 known;
     u64 taken;
     u64 before;
 };
+
+// Credits that a kernel reads from the receiver in one access of 128 bytes, and keeps.
+constexpr u32 kCredits = 16;
+
+// Whether a credit is for message `before` or a later one.
+GDS_DEVICE bool covers(u64 credit, u64 before) { return static_cast<long long>(credit - before) >= 0; }
+
+// Whether the receiver's credit for the slot has come. If so, also keeps those of the slots beside it, which
+// the next messages need: a read of the receiver's memory takes longer than one of this rank's.
+GDS_DEVICE bool fetch_credit(const Credit& p) {
+    const u64 within = p.credit & (sizeof(u64) * kCredits - 1);
+    const u64* from = word_at(p.credit - within);
+    gds::Two w[kCredits / 2];
+    // The loads overlap.
+    for (u32 i = 0; i < kCredits / 2; i++) w[i] = gds::load_two_relaxed_sys(from + 2 * i);
+    bool has = false;
+    for (u32 i = 0; i < kCredits / 2; i++) {
+        has |= 2 * i * sizeof(u64) == within && covers(w[i].low, p.before);
+        has |= (2 * i + 1) * sizeof(u64) == within && covers(w[i].high, p.before);
+    }
+    if (!has) return false;
+    u64* to = word_at(p.known - within);
+    // Another kernel may keep later ones at the same time. An earlier credit is read again.
+    for (u32 i = 0; i < kCredits / 2; i++) gds::store_two_whole_sys(to + 2 * i, w[i].low, w[i].high);
+    return true;
+}
 
 // Waits until the slot is free; `stop` ends the wait too. False: the library has released the wait, because
 // the peer is lost.
 template <class Stop>
 GDS_DEVICE bool await_credit(const Credit& p, Stop stop) {
-    // Above the number that is waited for, the failure of the peer.
-    constexpr u64 kLost = 1ull << 61;
     const u32 before = static_cast<u32>(p.before);
     u32 looks = 0;
-    u64 ahead = 0, w = static_cast<u64>(before) << 48;
+    u64 w = static_cast<u64>(before) << 48;
     auto credited = [&] {
         if (p.credit != 0) {
-            ahead = gds::load_acquire_sys(word_at(p.credit)) - p.before;
-            if (static_cast<long long>(ahead) >= 0) return true;
+            if (fetch_credit(p)) return true;
             if (++looks % kLooks != 0) return false;
         }
         return reached(w = gds::load_acquire_sys(word_at(p.taken)), before);
     };
-    if (p.taken != 0) GDS_SPIN_UNTIL(stop() || credited(), 0);
-    if (static_cast<long long>(ahead) >= static_cast<long long>(kLost)) return false;
+    if (p.taken == 0 || (p.known != 0 && covers(gds::load_relaxed_sys(word_at(p.known)), p.before))) return true;
+    GDS_SPIN_UNTIL(stop() || credited(), 0);
     // The number of the message before is in a failure that its receiver has stored.
     return !(parse(w).kind == kFailed && parse(w).seq != (before & 0xffff));
 }

@@ -42,10 +42,9 @@ GDS_DEVICE void take(const Unpack<1>& p) {
         });
         bad = blockDim.x > 1 ? __syncthreads_or(bad) != 0 : bad;
         if (threadIdx.x != 0) return;
-        if (!is_last(p.count, p.shares, done, bad)) return;
+        if (!is_last(p, {kSuccess, word.len, 0}, done, bad)) return;
         if (__builtin_expect(bad, 0)) return end(p, w, {kSuccess, word.len, 0}, true);
-        // A kernel of the sender polls this word in its own device memory. All threads have read the
-        // lines.
+        // Kernels of the sender read this word. All threads have read the lines.
         if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
         succeed(p, word.len);
         return;
@@ -67,7 +66,7 @@ GDS_DEVICE void take(const Unpack<1>& p) {
         if (!bad && !a.lines && a.from != 0) copy_rest(p.segment[0].addr, a.from, a.len);
     }
     if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
-    if (threadIdx.x == 0 && is_last(p.count, p.shares, done, bad)) end(p, w, a, bad);
+    if (threadIdx.x == 0 && is_last(p, a, done, bad)) end(p, w, a, bad);
 }
 
 template <u32 Capacity>

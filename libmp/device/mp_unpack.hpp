@@ -233,33 +233,35 @@ GDS_DEVICE u64 await(const Unpack<Capacity>& p, [[maybe_unused]] const u64* firs
     return seen;
 }
 
-// Of a message that several blocks take in: whether all shares are done and this block is the last one,
-// which sees what they have stored. `done`: its shares. `bad`: they are not in place; then those of any
-// block.
-GDS_DEVICE bool is_last(u64 count, u32 shares, u32 done, bool& bad) {
-    if (done == shares) return true;
+// Whether all shares of a message are done and this block is the last one. The stores of all blocks then
+// precede its next ones. `done`: the shares of this block, of which the first block has the first. `bad`: they
+// are not in place; then those of any block. `a`: its result is stored in device memory, if it is a success.
+template <u32 Capacity>
+GDS_DEVICE bool is_last(const Unpack<Capacity>& p, const Arrival& a, u32 done, bool& bad) {
+    if (p.ended != 0 && blockIdx.x == 0 && a.status == kSuccess) {
+        gds::store_whole_sys(word_at(p.ended) + 1, ended(a.status, a.len));
+    }
+    if ((p.waits & kHost) != 0) {
+        gds::fence_sys();
+    } else if (done == p.shares && p.ended != 0) {
+        gds::fence_gpu();
+    }
+    if (done == p.shares) return true;
+    // The blocks together add 0, so the word needs no store that clears it.
     constexpr u32 kBad = 1u << 16;
-    u32* at = reinterpret_cast<u32*>(count);
-    gds::fence_gpu();
-    const u32 before = atomicAdd(at, bad ? kBad + done : done);
-    if ((before & (kBad - 1)) != shares - done) return false;
-    gds::store_relaxed_sys(at, 0u);
-    bad |= before >= kBad;
-    gds::fence_gpu();
+    u32* at = reinterpret_cast<u32*>(p.count);
+    const u32 mine = (blockIdx.x == 0 ? done - p.shares : done) + (bad ? kBad : 0);
+    const u32 sum = gds::add_acq_rel_gpu(at, mine) + mine;
+    if (sum % kBad != 0) return false;
+    if (sum != 0) gds::store_relaxed_sys(at, 0u);
+    bad |= sum != 0;
     return true;
 }
 
-// Ends the receive in device memory, with success. No store to host memory: the CPU reads these words when
-// it needs to.
+// Ends the receive in device memory, with success, behind `is_last`. No store to host memory: the CPU reads this
+// word when it needs to.
 template <u32 Capacity>
 GDS_DEVICE void succeed(const Unpack<Capacity>& p, u64 len) {
-    gds::store_whole_sys(word_at(p.ended) + 1, ended(kSuccess, len));
-    // Also of several shares: one block may have taken all of them, and the result has no fence behind it.
-    if ((p.waits & kHost) != 0) {
-        gds::fence_sys();
-    } else {
-        gds::fence_gpu();
-    }
     gds::store_whole_sys(word_at(p.ended), p.value | least(len, kLenMask));
 }
 
@@ -287,7 +289,7 @@ GDS_DEVICE void end(const Unpack<Capacity>& p, u64 w, Arrival a, bool bad) {
     }
     const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
     const u64 told = compose(seq(p), kind, kind == kFailed ? a.status : 0);
-    // A kernel of the sender polls this word in its own device memory. All threads have read the room.
+    // Kernels of the sender read this word. All threads have read the room.
     if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
     // The credit lets the sender reuse the slot, and the result lets a reader use the payload, so the
     // copies of all threads precede both words. The two words may become visible in any order: no

@@ -22,6 +22,7 @@
 // gds::store_release_sys(p, v)      earlier accesses stay before it
 // gds::fence_sys()                  earlier accesses stay before later ones, system scope
 // gds::fence_gpu()                  the same for observers of this GPU
+// gds::add_acq_rel_gpu(p, v)        32 bits: an atomic add between two such fences; returns the old value
 // gds::globaltimer_ns()             a clock in nanoseconds, its start unknown
 // gds::launch_dependents()          in a dependent launch: the next one may start
 // gds::await_earlier_work()         in a dependent launch: the earlier work of the stream has ended
@@ -225,6 +226,19 @@ GDS_DEVICE void fence_gpu() {
     __threadfence();
 #else
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
+
+GDS_DEVICE u32 add_acq_rel_gpu(u32* p, u32 v) {
+#if defined(GDS_CUDA)
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(v) : "memory");
+    return before;
+#else
+    fence_gpu();
+    const u32 before = atomicAdd(p, v);
+    fence_gpu();
+    return before;
 #endif
 }
 

@@ -65,12 +65,13 @@ impl<'r> Batches<'r> {
         })
     }
 
-    /// An end of a pair, with a stream of its own. All ranks call it.
-    pub fn end(&self, common: &Common) -> Result<Timed<'r>> {
+    /// An end of a pair, with a stream of its own, which posts receives so many rounds ahead. All ranks
+    /// call it.
+    pub fn end(&self, common: &Common, ahead: usize) -> Result<Timed<'r>> {
         let (gpu, context) = (&self.endpoint.gpu, &self.context);
         Ok(Timed {
             timer: Timer::new(gpu)?,
-            end: End::over(self.rank, self.endpoint, context, gpu.stream()?, common)?,
+            end: End::over(self.rank, self.endpoint, context, gpu.stream()?, common, ahead)?,
         })
     }
 
@@ -177,6 +178,10 @@ pub struct Options {
     /// The operation: send or put-signal.
     #[arg(long, value_enum, default_value = "send")]
     op: Op,
+    /// Number of rounds by which receives are posted ahead, into as many buffers in turn; 0: each
+    /// receive is posted just before the wait for it.
+    #[arg(long, value_name = "ROUNDS", default_value = "0", value_parser = clap::value_parser!(u64).range(0..=15))]
+    receives_ahead: u64,
     /// Runs the ranks as threads of this process.
     #[arg(long)]
     threads: bool,
@@ -261,7 +266,7 @@ impl Job for Options {
         let endpoint = Endpoint::open(&self.setup, rank.number)?;
         let batches = Batches::new(rank, &endpoint, &self.setup)?;
         let common = Common::one(self.sizes, self.way(), [1; 2], (false, self.setup.clone()));
-        let mut ends = vec![batches.end(&common)?];
+        let mut ends = vec![batches.end(&common, self.receives_ahead as usize)?];
         ends[0].end.set_peer(1 - rank.number);
         let rows = self.sizes.each().map(|size| {
             let row = self.row(&batches, &mut ends, size);

@@ -156,7 +156,7 @@ impl Job for Options {
         // The ends of a pair have the same place in both ranks, since their windows are made
         // together: end `i` connects the ranks whose numbers add up to `i`.
         for i in 0..self.ranks {
-            let mut timed = batches.end(&play.common)?;
+            let mut timed = batches.end(&play.common, 0)?;
             timed.end.set_peer((i + self.ranks - me) % self.ranks);
             if timed.end.peer() != me {
                 ends.push(timed);

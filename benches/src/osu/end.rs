@@ -1,6 +1,7 @@
 //! A rank's end of a pair: its context, its memory and its window, the operations that it posts by
 //! the CPU or by its stream, and the checks of bytes.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -30,7 +31,8 @@ const BLANK: u8 = 0xee;
 const GUARD: usize = 64;
 
 /// An end of a pair of ranks. Each rank's memory has a payload to send, a payload to receive, a
-/// signal of each rank, and an answer to send and one to receive.
+/// signal of each rank, an answer to send and one to receive, and further payloads to receive if
+/// receives are posted ahead.
 pub struct End<'e> {
     rank: &'e Rank,
     endpoint: &'e Endpoint,
@@ -47,6 +49,20 @@ pub struct End<'e> {
     signals: Vec<[u64; 2]>,
     poster: Poster,
     size: usize,
+    ahead: Ahead,
+}
+
+/// Receives that are posted before those of earlier rounds have ended.
+#[derive(Default)]
+struct Ahead {
+    /// How many.
+    most: usize,
+    /// Those in flight, the oldest first.
+    posted: VecDeque<Request>,
+    /// Receives of the batch that are not posted yet.
+    left: u64,
+    /// Receives so far.
+    count: usize,
 }
 
 /// A gate, and the times of a stream behind it.
@@ -96,7 +112,7 @@ impl<'e> End<'e> {
         window: u64,
     ) -> Result<End<'e>> {
         let context = End::context(rank, endpoint, &common.setup, window)?;
-        End::over(rank, endpoint, &context, endpoint.stream.clone(), common)
+        End::over(rank, endpoint, &context, endpoint.stream.clone(), common, 0)
     }
 
     /// A context with room for the receives of a window.
@@ -112,17 +128,19 @@ impl<'e> End<'e> {
         builder.depth(depth).build().context("building a context")
     }
 
-    /// An end over a context, posted by `stream`. All ranks of the job call it.
+    /// An end over a context, posted by `stream`, which posts receives so many rounds ahead. All ranks
+    /// of the job call it.
     pub fn over(
         rank: &'e Rank,
         endpoint: &'e Endpoint,
         context: &Context,
         stream: Stream,
         common: &Common,
+        ahead: usize,
     ) -> Result<End<'e>> {
         let most = usize::try_from(common.sizes.max)?.next_multiple_of(GUARD) + GUARD;
         let ranks = context.size() as usize;
-        let all = 2 * most + 8 * ranks + 2 * ANSWER_BYTES;
+        let all = 2 * most + (8 * ranks + 2 * ANSWER_BYTES).next_multiple_of(GUARD) + ahead * most;
         let memory = context.alloc(common.setup.memory(&endpoint.gpu), all)?;
         Ok(End {
             window: context.window(&memory)?,
@@ -137,6 +155,10 @@ impl<'e> End<'e> {
             endpoint,
             memory,
             most,
+            ahead: Ahead {
+                most: ahead,
+                ..Ahead::default()
+            },
         })
     }
 
@@ -198,7 +220,7 @@ impl<'e> End<'e> {
     }
 
     fn answer(&self, i: usize) -> Result<Slice> {
-        let start = self.memory.len() - 2 * ANSWER_BYTES;
+        let start = self.signal_of(self.context.size());
         Ok(self.memory.slice(start + i * ANSWER_BYTES, ANSWER_BYTES)?)
     }
 
@@ -231,6 +253,30 @@ impl<'e> End<'e> {
     /// Receives a payload.
     pub fn recv(&self) -> Result<Request> {
         self.irecv(PAYLOAD, &self.payload(self.most)?)
+    }
+
+    /// The receive of this round; also posts those of the next rounds.
+    pub fn recv_ahead(&mut self) -> Result<Request> {
+        while self.ahead.left > 0 && self.ahead.posted.len() <= self.ahead.most {
+            let into = self.payload(self.buffer(self.ahead.count))?;
+            self.ahead.posted.push_back(self.irecv(PAYLOAD, &into)?);
+            self.ahead.count += 1;
+            self.ahead.left -= 1;
+        }
+        self.ahead.posted.pop_front().context("no receive is left")
+    }
+
+    /// Whether receives are posted ahead.
+    pub fn is_ahead(&self) -> bool {
+        self.ahead.most > 0
+    }
+
+    /// The offset of the payload of receive `i`.
+    fn buffer(&self, i: usize) -> usize {
+        match i % (1 + self.ahead.most) {
+            0 => self.most,
+            i => self.memory.len() - i * self.most,
+        }
     }
 
     /// Sends an answer.
@@ -354,6 +400,7 @@ impl<'e> End<'e> {
         count: u64,
         mut round: impl FnMut(&mut Self) -> Result<()>,
     ) -> Result<()> {
+        self.ahead.left = count + 1;
         timer.gate.close(&self.stream)?;
         round(self)?;
         timer.stamp(&self.stream, 0)?;
@@ -380,16 +427,19 @@ impl<'e> End<'e> {
         let mut bytes = pattern::bytes(self.tag(round, self.is_first()), self.size);
         bytes[self.size / 2] ^= u8::from(spoil);
         self.memory.write(0, &bytes)?;
-        Ok(self
-            .memory
-            .write(self.most, &vec![BLANK; self.size + GUARD])?)
+        for i in 0..=self.ahead.most {
+            let blank = vec![BLANK; self.size + GUARD];
+            self.memory.write(self.buffer(i), &blank)?;
+        }
+        Ok(())
     }
 
-    /// Compares the received payload with the peer's payload of a round.
+    /// Compares the payload that was received last with the peer's payload of a round.
     pub fn compare(&self, round: u64) -> Result<()> {
         self.context.gpu().flush_remote_writes();
         let mut all = vec![0; self.size + GUARD];
-        self.memory.read(self.most, &mut all)?;
+        let last = self.buffer(self.ahead.count.saturating_sub(1));
+        self.memory.read(last, &mut all)?;
         let (got, behind) = all.split_at(self.size);
         let right = pattern::bytes(self.tag(round, !self.is_first()), self.size);
         let wrong = got.iter().zip(&right).position(|(got, right)| got != right);

@@ -74,6 +74,13 @@ pub fn receives(pattern: Pattern, op: Op, first: bool) -> bool {
 pub fn round(end: &mut End<'_>, pattern: Pattern, op: Op, window: u64) -> Result<()> {
     let first = end.is_first();
     match (pattern, op) {
+        (Pattern::Latency, Op::Send) if end.is_ahead() => {
+            let send = if first { Some(end.send()?) } else { None };
+            let receive = end.recv_ahead()?;
+            end.wait(&[receive])?;
+            let answer = if first { None } else { Some(end.send()?) };
+            end.wait(&Vec::from_iter(send.or(answer)))
+        }
         (Pattern::Latency, Op::Send) if first => end.wait(&[end.recv()?, end.send()?]),
         (Pattern::Latency, Op::Send | Op::PutSignal) => {
             for sends in [first, !first] {

@@ -59,6 +59,8 @@ GDS_DEVICE void store_relaxed_sys(u64* p, u64 v) { model_store(p, v); }
 GDS_DEVICE void store_relaxed_sys(u32*, u32) { model_unknown(); }
 GDS_DEVICE void fence_sys() { model_fence(); }
 GDS_DEVICE void fence_gpu() { model_fence(); }
+// Of messages that several blocks share: no model has them.
+GDS_DEVICE u32 add_acq_rel_gpu(u32*, u32) { model_unknown(); }
 
 GDS_DEVICE void store_release_sys(u64* p, u64 v) {
     model_fence();
@@ -90,6 +92,5 @@ inline void __syncwarp() {}
 inline int __syncthreads_or(int p) { return p; }
 
 inline gds::u64 atomicAdd(gds::u64* p, gds::u64 v) { return model_add(p, v); }
-// Of messages that several blocks share, and of failures: no model has them.
-inline gds::u32 atomicAdd(gds::u32*, gds::u32) { model_unknown(); }
+// Of failures: no model has them.
 inline gds::u32 atomicCAS_system(gds::u32*, gds::u32, gds::u32) { model_unknown(); }

@@ -26,13 +26,17 @@ pub enum Defect {
 }
 
 /// Words of the memory. The first half is for words of several parties, the second half for bytes.
-const WORDS: usize = 128;
+const WORDS: usize = 192;
 const SHARED: usize = WORDS / 2;
+
+/// Aligned as the credits that a kernel reads at once.
+#[repr(align(128))]
+struct Arena([Cell<u64>; WORDS]);
 
 /// The memory of one run.
 pub struct Memory {
     /// Never moved. The bytes of the second half are here; the first half gives addresses only.
-    arena: Box<[Cell<u64>; WORDS]>,
+    arena: Box<Arena>,
     words: Vec<AtomicU64>,
     bytes: Vec<UnsafeCell<()>>,
     defect: Defect,
@@ -62,7 +66,7 @@ impl Memory {
     /// Begins a run with words that are 0.
     pub fn begin(defect: Defect) -> Rc<Memory> {
         let memory = Rc::new(Memory {
-            arena: Box::new([const { Cell::new(0) }; WORDS]),
+            arena: Box::new(Arena([const { Cell::new(0) }; WORDS])),
             words: (0..SHARED).map(|_| AtomicU64::new(0)).collect(),
             bytes: (0..SHARED).map(|_| UnsafeCell::new(())).collect(),
             defect,
@@ -75,7 +79,7 @@ impl Memory {
 
     /// The address of a word, for kernels.
     pub fn addr(&self, word: usize) -> u64 {
-        self.arena[word].as_ptr() as u64
+        self.arena.0[word].as_ptr() as u64
     }
 
     /// The word at an address, if there is one.
@@ -125,13 +129,13 @@ impl Memory {
     /// Reads a word of the bytes.
     pub fn read(&self, word: usize) -> u64 {
         self.access(self.addr(word), 8, false);
-        self.arena[word].get()
+        self.arena.0[word].get()
     }
 
     /// Writes a word of the bytes.
     pub fn write(&self, word: usize, value: u64) {
         self.access(self.addr(word), 8, true);
-        self.arena[word].set(value);
+        self.arena.0[word].set(value);
     }
 }
 
@@ -257,6 +261,7 @@ macro_rules! kernels {
 )]
 pub struct Credit {
     pub credit: u64,
+    pub known: u64,
     pub taken: u64,
     pub before: u64,
 }
@@ -292,4 +297,4 @@ const LAYOUT: [usize; 4] = [
     size_of::<Direct>(),
     size_of::<Name>(),
 ];
-const _: () = assert!(LAYOUT[0] == 88 && LAYOUT[1] == 152 && LAYOUT[2] == 152 && LAYOUT[3] == 56);
+const _: () = assert!(LAYOUT[0] == 96 && LAYOUT[1] == 152 && LAYOUT[2] == 160 && LAYOUT[3] == 56);

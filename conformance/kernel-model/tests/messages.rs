@@ -12,16 +12,18 @@ const ROOM: usize = 0;
 const PLACE: usize = 16;
 const PAIR: usize = 24;
 const TAKEN: usize = 26;
-const CREDIT: usize = 27;
 const READY: usize = 28;
 const LOST: usize = 29;
 const ENDED: usize = 30;
 const REPORT: usize = 32;
 const FOUND: usize = 40;
+/// Of 16 words that a kernel reads at once.
+const CREDIT: usize = 48;
+const KNOWN: usize = 64;
 /// Bytes: the payload of each message, and the memory of its receive.
-const FROM: usize = 64;
-const INTO: usize = 80;
-const INFO: usize = 100;
+const FROM: usize = 96;
+const INTO: usize = 112;
+const INFO: usize = 132;
 
 /// The numbers of two messages of a slot, one before and one behind a wrap of the flag.
 const NUMBERS: [u64; 2] = [u32::MAX as u64, 1 << 32];
@@ -79,6 +81,7 @@ fn flag(memory: &Memory, n: usize, waits: bool) -> Flag {
     write(memory, FROM + 2 * n, payload(n));
     let slot = Credit {
         credit: at(CREDIT),
+        known: at(KNOWN),
         taken: at(TAKEN),
         before: NUMBERS[0],
     };

@@ -52,8 +52,8 @@ pub(crate) struct Unpack<const N: usize> {
     pub long_room: u64,
     /// See `long_room`.
     pub long_len: u64,
-    /// A 64-bit word in device memory of the sender, which its kernels poll: set to `number`
-    /// once the payload was read; or 0.
+    /// A 64-bit word in device memory, which kernels of the sender read: set to `number` once the
+    /// payload was read; or 0.
     pub credit: u64,
     /// Two 64-bit words in device memory, or 0. The second one gets the request's result, and behind it the
     /// first one gets `value`, to which the length is added for a success. A success is stored here alone; a
@@ -160,9 +160,13 @@ pub(crate) struct Stamp<const N: usize> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
 #[repr(C)]
 pub(crate) struct Credit {
-    /// A 64-bit word in device memory that a kernel of the receiver sets to the number of the message
-    /// that it has taken in the slot; or 0.
+    /// A 64-bit word in device memory of the receiver that a kernel there sets to the number of the
+    /// message that it has taken in the slot; or 0. It is one of 16 words, at an address that is a multiple
+    /// of their bytes.
     pub credit: u64,
+    /// The word of this slot among 16 in device memory of this rank, likewise aligned, in which the kernels
+    /// keep what they read at `credit`; or 0.
+    pub known: u64,
     /// A word of the wire format in host memory that the receiver sets likewise, in runs; or 0: the
     /// slot is free. The kernel waits until one of both words has reached `before`.
     pub taken: u64,
@@ -429,10 +433,10 @@ layout!(Unpack { 136 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
 const _: () = assert!(size_of::<Unpack<1>>() == 152 && size_of::<Unpack<SEGMENTS>>() == 616);
 const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
-const _: () = assert!(size_of::<Flag>() == 88 && align_of::<Flag>() == 8);
-const _: () = assert!(size_of::<Direct>() == 152 && align_of::<Direct>() == 8);
+const _: () = assert!(size_of::<Flag>() == 96 && align_of::<Flag>() == 8);
+const _: () = assert!(size_of::<Direct>() == 160 && align_of::<Direct>() == 8);
 const _: () =
-    assert!(size_of::<Name>() == 56 && size_of::<Relay>() == 40 && size_of::<Await>() == 32);
+    assert!(size_of::<Name>() == 56 && size_of::<Relay>() == 40 && size_of::<Await>() == 40);
 const _: () = assert!(size_of::<Pieces>() == 72 && align_of::<Pieces>() == 8);
 const _: () = assert!(size_of::<Moves>() == 16 && align_of::<Moves>() == 8);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

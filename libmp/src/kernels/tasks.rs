@@ -159,7 +159,7 @@ impl Kernels {
     /// # Errors
     /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
     pub unsafe fn flag_all(&self, stream: &Stream, tasks: &[Flag], polls: Polls<'_>) -> Result<()> {
-        let kernels = [&self.flag, &self.flag_all_8, &self.flag_all_46];
+        let kernels = [&self.flag, &self.flag_all_8, &self.flag_all_42];
         let longest = tasks.iter().map(|task| task.len / task.shares).max();
         let block = self.block(longest.unwrap_or(0));
         let shares = tasks.iter().map(|task| task.shares as u32);
@@ -182,7 +182,7 @@ impl Kernels {
         tasks: &[Direct],
         polls: Polls<'_>,
     ) -> Result<()> {
-        let kernels = [&self.direct, &self.direct_all_8, &self.direct_all_26];
+        let kernels = [&self.direct, &self.direct_all_8, &self.direct_all_25];
         let shares = tasks.iter().map(|task| task.shares as u32);
         let tasks = tasks.iter().map(Direct::as_bytes);
         // SAFETY: the kernels access what `Direct` names, which the caller guarantees to be valid.

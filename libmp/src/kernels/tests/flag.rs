@@ -120,11 +120,7 @@ fn params(bench: &Bench, m: &Message) -> Flag {
 
 /// What the kernel of message `number` waits for.
 pub(super) fn slot(bench: &Bench, number: u64) -> Credit {
-    Credit {
-        credit: bench.addr(CREDIT),
-        taken: bench.addr(CREDIT_OF_HOST),
-        before: number.wrapping_sub(16),
-    }
+    bench.credit(0, CREDIT, CREDIT_OF_HOST, number.wrapping_sub(16))
 }
 
 /// The shares of a message of `len` bytes, at most `most`.
@@ -345,13 +341,12 @@ fn credited(
 }
 
 /// The credits of a message in a slot whose message before is `before`, and whether it is then written.
-fn credits(before: u64) -> [(usize, u64, Option<bool>); 16] {
+fn credits(before: u64) -> [(usize, u64, Option<bool>); 13] {
     let host = |number: u64, kind, len, free| (CREDIT_OF_HOST, word(number, kind, len), free);
     let device = |ahead: u64, free| (CREDIT, before.wrapping_add(ahead), free);
     [
         device(0, Some(true)),
         device(16, Some(true)),
-        device((1 << 61) - 1, Some(true)),
         device(0_u64.wrapping_sub(16), None),
         device(u64::MAX, None),
         device(1 << 63, None),
@@ -364,9 +359,7 @@ fn credits(before: u64) -> [(usize, u64, Option<bool>); 16] {
         // The peer is lost.
         host(before.wrapping_add(17), FAILED, 13, Some(false)),
         host(before.wrapping_add(1), FAILED, 13, Some(false)),
-        device(1 << 61, Some(false)),
-        device(1 << 62, Some(false)),
-        device((1 << 62) + 17, Some(false)),
+        device((1 << 63) - 1, Some(true)),
     ]
 }
 
@@ -650,6 +643,7 @@ fn message_without_one_line_is_no_message() {
                 let changed = [
                     MEMORY + 5..MEMORY + 5 + copied,
                     COUNT..COUNT + copied.min(4),
+                    DEVICE_RESULT..DEVICE_RESULT + 8 * usize::from(device && copied > 0),
                 ];
                 bench.check_outside(&changed, &what);
                 if failed {

@@ -228,11 +228,7 @@ fn send(bench: &mut Bench, i: usize) -> Credit {
     bench.put(LONG, &flag::before(number(i), flag::lines_len(LEN)));
     let bytes: Vec<u8> = (0..LEN).map(|at| payload(i + at)).collect();
     bench.put(FROM + i % 9, &bytes);
-    Credit {
-        credit: bench.addr(CREDIT),
-        taken: bench.addr(TAKEN_WORD),
-        before,
-    }
+    bench.credit(i, CREDIT, TAKEN_WORD, before)
 }
 
 /// Puts the lines of message `i` into the image.
@@ -268,7 +264,8 @@ fn each_message_of_a_launch_is_written_to_its_own_room() {
             for i in 0..count {
                 let slot = send(&mut bench, i);
                 if i % 5 == 4 {
-                    bench.put64(CREDIT, number(i) + (1 << 62));
+                    bench.put64(CREDIT, number(i) - 32);
+                    bench.put64(TAKEN_WORD, word(number(i) - 15, FAILED, 13));
                 }
                 params.push(Flag {
                     slot,

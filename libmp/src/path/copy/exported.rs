@@ -11,8 +11,8 @@ use crate::wire::record::{IPC, Record};
 
 /// Bytes of an allocation: the unit of CUDA drivers.
 const UNIT: usize = 2 << 20;
-/// Alignment of a channel's part.
-const ALIGN: usize = 64;
+/// Alignment of a channel's part: that of the credits that a kernel reads at once.
+const ALIGN: usize = 128;
 
 /// An allocation.
 #[derive(Debug)]

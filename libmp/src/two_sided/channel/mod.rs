@@ -44,9 +44,9 @@ const PAIR: usize = 16;
 const LEAST_ROOM: usize = 64;
 /// Bytes of a place in the device block. A slot has two: of its receive, and for the blocks of a kernel.
 const PLACE_ROOM: usize = flag::PLACE.next_multiple_of(64);
-/// Added to a number, the credit that says that the peer is lost: kernels look for more than half of it
+/// Credits that a kernel reads at once, from an address that is a multiple of their bytes
 /// (`device/mp_flag.hpp`).
-const LOST: u64 = 1 << 62;
+const CREDITS: usize = 16;
 
 impl Shape {
     fn slots(&self) -> usize {
@@ -67,9 +67,28 @@ impl Shape {
         self.room().max(LEAST_ROOM)
     }
 
-    /// Where the device block has the place of a slot.
+    /// Bytes of a credit for each slot.
+    fn credits_len(&self) -> usize {
+        8 * self.slots().next_multiple_of(CREDITS)
+    }
+
+    /// Where the memory of the flagged rooms has the credits.
+    fn credits_at(&self) -> usize {
+        (self.slots() * flag::size(self.flagged_bytes())).next_multiple_of(8 * CREDITS)
+    }
+
+    /// Where the memory of the flagged rooms has the word that is set when the sender is given up.
+    fn sender_lost_at(&self) -> usize {
+        self.credits_at() + self.credits_len()
+    }
+
+    fn flagged_len(&self) -> usize {
+        self.sender_lost_at() + 8
+    }
+
+    /// Where the device block has the place of a slot, behind the credits that the kernels of this rank keep.
     fn place_at(&self, slot: usize) -> usize {
-        self.slots() * 8 + slot * 2 * PLACE_ROOM
+        self.credits_len() + slot * 2 * PLACE_ROOM
     }
 
     /// Where the device block has the word that is set when the peer is given up.
@@ -147,6 +166,12 @@ impl<S> Channel<S> {
         vec![self.memory.record(self.path)]
     }
 
+    /// Credits before the first message: older than those of all messages in flight.
+    fn no_credits(&self) -> Vec<u8> {
+        let old = self.numbers.next().wrapping_sub(2 * WINDOW).to_le_bytes();
+        old.repeat(self.shape.credits_len() / 8)
+    }
+
     fn adopt(&mut self, block: &[Record], len: usize) -> Result<()> {
         adopt(&mut self.remote, Remote::read(self.path, block, len)?)
     }
@@ -185,12 +210,13 @@ fn adopt<T: Copy + PartialEq>(known: &mut Option<T>, memory: T) -> Result<()> {
     Ok(())
 }
 
-/// Checks that 64-bit words at an offset of memory of the peer are aligned.
+/// Checks that device memory of the peer is aligned at an offset as kernels access it.
 fn check_aligned(memory: &Remote, offset: u64, name: &str) -> Result<()> {
-    if memory.addr().wrapping_add(offset).is_multiple_of(8) {
+    const ALIGN: u64 = 8 * CREDITS as u64;
+    if memory.addr().wrapping_add(offset).is_multiple_of(ALIGN) {
         return Ok(());
     }
-    let what = format!("the peer announced {name} that are not aligned to 8 bytes");
+    let what = format!("the peer announced {name} at an address that is not a multiple of {ALIGN} bytes");
     Err(Error::new("open channel", Kind::Protocol, what))
 }
 

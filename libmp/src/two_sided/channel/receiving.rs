@@ -111,10 +111,10 @@ impl RecvChannel {
     pub fn make_flagged(&mut self, paths: &Paths, large: bool) -> bool {
         let from = self.numbers.next();
         let (slots, mut made) = (self.shape.slots(), false);
-        let make = |len: usize, behind: usize| {
-            let rooms = paths.copier().exported(len + behind)?;
+        let make = |len: usize, behind: &[u8]| {
+            let rooms = paths.copier().exported(len + behind.len())?;
             let mut bytes = flag::before(from, len);
-            bytes.resize(rooms.len(), 0);
+            bytes.extend_from_slice(behind);
             rooms.write(0, &bytes)?;
             Ok(rooms)
         };
@@ -122,14 +122,18 @@ impl RecvChannel {
             tracing::debug!(target: "mp", "messages use rooms in host memory: {e}");
         };
         if !std::mem::replace(&mut self.side.tried[0], true) {
-            let rooms = make(slots * flag::size(self.shape.flagged_bytes()), 8);
+            let len = slots * flag::size(self.shape.flagged_bytes());
+            let mut behind = vec![0; self.shape.flagged_len() - len];
+            let credits = self.shape.credits_at() - len..self.shape.sender_lost_at() - len;
+            behind[credits].copy_from_slice(&self.no_credits());
+            let rooms = make(len, &behind);
             self.side.flagged = rooms.map_err(refused).ok().map(|rooms| (rooms, from));
             made |= self.side.flagged.is_some();
         }
         let bytes = paths.long_message();
         let first = large && !std::mem::replace(&mut self.side.tried[1], true);
         if first && bytes > self.shape.room() && self.side.flagged.is_some() {
-            let rooms = make(slots * flag::lines_len(bytes), slots * 8);
+            let rooms = make(slots * flag::lines_len(bytes), &vec![0; slots * 8]);
             self.side.long = rooms
                 .map_err(refused)
                 .ok()
@@ -164,21 +168,16 @@ impl RecvChannel {
         })
     }
 
-    /// The offset of the word behind the flagged rooms.
-    fn lost_at(&self) -> usize {
-        self.shape.slots() * flag::size(self.shape.flagged_bytes())
-    }
-
     /// The word behind the flagged rooms that is set when the peer is given up, for kernels, or 0.
     pub fn lost_addr(&self) -> u64 {
         let rooms = self.side.flagged.as_ref();
-        rooms.map_or(0, |(rooms, _)| rooms.addr(self.lost_at()))
+        rooms.map_or(0, |(rooms, _)| rooms.addr(self.shape.sender_lost_at()))
     }
 
     /// Sets that word: kernels that start then name no memory to the peer.
     pub fn set_lost(&self) {
         if let Some((rooms, _)) = &self.side.flagged
-            && let Err(e) = rooms.write(self.lost_at(), &1_u64.to_le_bytes())
+            && let Err(e) = rooms.write(self.shape.sender_lost_at(), &1_u64.to_le_bytes())
         {
             tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
         }
@@ -221,16 +220,16 @@ impl RecvChannel {
         adopt(&mut self.side.device_block, (memory, offset, from))
     }
 
-    /// The address of the sender's credit for the slot of message `number`, for kernels, or 0.
+    /// The address of the credit for the slot of message `number`, behind the flagged rooms, for kernels; or 0.
     #[inline]
     pub fn credit_addr(&self, number: u64) -> u64 {
-        let at = (self.numbers.slot(number) * 8) as u64;
-        let block = self.side.device_block.as_ref();
-        block.map_or(0, |(memory, offset, _)| memory.addr() + offset + at)
+        let at = self.shape.credits_at() + 8 * self.numbers.slot(number);
+        let rooms = self.side.flagged.as_ref();
+        rooms.map_or(0, |(rooms, _)| rooms.addr(at))
     }
 
-    /// Whether the sender finds the credit of message `number` in its device block: the next message of the slot
-    /// was prepared when the block was there.
+    /// Whether the sender looks for the credit of message `number` behind the flagged rooms: the next message of
+    /// the slot was prepared when it had a device block.
     pub fn credits_in_device(&self, number: u64) -> bool {
         let from = self.side.device_block.as_ref().map(|(_, _, from)| *from);
         from.is_some_and(|from| number + u64::from(self.shape.depth) >= from)

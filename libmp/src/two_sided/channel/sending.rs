@@ -4,7 +4,7 @@ use gdsync::Status;
 use gdsync::gpu::Word64;
 
 use super::{
-    Channel, LOST, PAIR, PLACE_ROOM, SendChannel, WINDOW, adopt, check_aligned, refresh, span,
+    Channel, PAIR, PLACE_ROOM, SendChannel, WINDOW, adopt, check_aligned, refresh, span,
     stale_value, store_failure,
 };
 use crate::error::Result;
@@ -186,6 +186,8 @@ impl SendChannel {
         let bytes = self.shape.flagged_bytes();
         if !flagged.is_empty() {
             let rooms = Rooms::read(path, flagged, flags, flag::size(bytes), slots)?;
+            // With the credits behind them.
+            rooms.memory.span(flags.offset as usize, self.shape.flagged_len())?;
             adopt_rooms(&mut self.side.flagged, rooms)?;
         }
         if !long.is_empty() {
@@ -220,9 +222,7 @@ impl SendChannel {
     /// The bytes of a device block before its first message.
     fn cleared(&self, len: usize) -> Vec<u8> {
         let slots = self.shape.slots();
-        // No message in flight is taken: the credits are older than all of them.
-        let old = self.numbers.next().wrapping_sub(2 * WINDOW).to_le_bytes();
-        let mut bytes = old.repeat(slots);
+        let mut bytes = self.no_credits();
         for slot in 0..slots {
             let len = self.shape.place_at(slot + 1) - self.shape.place_at(slot);
             bytes.extend(flag::no_place(slot, len));
@@ -242,8 +242,14 @@ impl SendChannel {
         let Some((taken, before)) = self.blocked_by(number) else {
             return Credit::default();
         };
+        let at = 8 * self.numbers.slot(number);
+        let credits = (self.shape.credits_at() + at) as u64;
+        let rooms = self.side.flagged.as_ref();
+        // Without the memory in which a kernel keeps what it reads, it reads words in host memory.
+        let rooms = rooms.filter(|_| self.side.device_block.is_some());
         Credit {
-            credit: self.block_addr(8 * self.numbers.slot(number)),
+            credit: rooms.map_or(0, |rooms| rooms.memory.addr() + rooms.flags.offset + credits),
+            known: self.block_addr(at),
             taken: taken.addr().0,
             before,
         }
@@ -586,10 +592,7 @@ impl SendChannel {
     /// then write into no receive.
     pub fn release(&self, status: Status) {
         if let Some(block) = &self.side.device_block {
-            let lost = self.numbers.next().wrapping_add(LOST).to_le_bytes();
-            let credits = lost.repeat(self.shape.slots());
-            let told = block.write(self.shape.lost_at(), &1_u64.to_le_bytes());
-            if let Err(e) = told.and_then(|()| block.write(0, &credits)) {
+            if let Err(e) = block.write(self.shape.lost_at(), &1_u64.to_le_bytes()) {
                 tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
             }
         }
