@@ -16,10 +16,70 @@ GDS_DEVICE void copy_rest(u64 to, u64 from, u64 len) {
     for (u64 i = 8 * words + threadIdx.x; i < len; i += blockDim.x) t[i] = f[i];
 }
 
+// Stores how far the stream has come, before it waits for a message: by a thread that does not poll, if the
+// block has one.
+GDS_DEVICE void store_mark(const Unpack<1>& p) {
+    if (p.mark == 0 || blockIdx.x != 0 || threadIdx.x != (blockDim.x > 32 ? 32 : 0)) return;
+    gds::await_earlier_work();
+    gds::store_whole_sys(word_at(p.mark), p.marked);
+}
+
+// Takes in a message of at most 8 bytes for each thread of one block. All that does not depend on the message
+// is computed before the wait, because the sender's latency includes what is behind it. False: the message
+// is longer, or is no message in the room; or the memory of the receive is not aligned.
+GDS_DEVICE bool take_short(const Unpack<1>& p) {
+    GDS_SHARED(u32, other);
+    volatile u32* stop = &other;
+    const Room r = room(p);
+    const u64 at = 8ull * threadIdx.x, to = p.segment[0].addr + at;
+    const u64* mine = r.lines() + 2 * threadIdx.x;
+    const u64 high = line(r.low, r.high), most = least(least(p.capacity, p.slot), 8ull * blockDim.x);
+    const bool whole = (to & 7) == 0;
+    const bool has = at < most;
+    if (threadIdx.x == 0) *stop = 0;
+    if (blockDim.x > 1) __syncthreads();
+    u32 looks = 0;
+    u64 len = ~0ull;
+    gds::Two v = none(r.low);
+    auto come = [&] {
+        const gds::Two head = gds::load_two_relaxed_sys(r.head());
+        if (has) v = gds::load_two_relaxed_sys(mine);
+        if (flag_of(head.low) == r.low && head.high == high) {
+            len = data_of(head.low);
+            if (len > most || at >= len || have(v, r.low)) return true;
+        }
+        // A thread whose line is missing looks for a failure of the sender itself: the first one may have its own.
+        const bool looks_aside = threadIdx.x == 0 || len != ~0ull;
+        if (looks_aside && ++looks % kLooks == 0 && reached(gds::load_acquire_sys(word_at(p.word)), seq(p))) *stop = 1;
+        if (*stop == 0) return false;
+        len = ~0ull;
+        return true;
+    };
+    GDS_SPIN_UNTIL(come(), 0);
+    gds::await_earlier_work();
+    const bool good = len <= most && whole;
+    if (good && at + 8 <= len) {
+        *word_at(to) = data_of(v);
+    } else if (good && at < len) {
+        store_eight(p.segment[0].addr, 0, len, at, data_of(v));
+    }
+    const bool bad = blockDim.x > 1 ? __syncthreads_or(!good) != 0 : !good;
+    if (bad) return false;
+    if (threadIdx.x != 0) return true;
+    bool none_bad = false;
+    is_last(p, {kSuccess, len, 0}, 1, none_bad);
+    // Kernels of the sender read this word. All threads have read the lines.
+    if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
+    succeed(p, len);
+    return true;
+}
+
 GDS_DEVICE void take(const Unpack<1>& p) {
     if (blockIdx.x >= p.shares) return;
     start_next();
+    store_mark(p);
     const bool wide = p.shares > 1;
+    if (!wide && take_short(p)) return;
     const u32 number = seq(p);
     const u64* lines = wide ? word_at(p.long_room) : room(p).lines();
     const u64 mine = blockIdx.x * blockDim.x + threadIdx.x;
@@ -76,4 +136,4 @@ using Takes = Tasks<Unpack<1>, Capacity>;
 
 GDS_KERNEL(mp_take, mp::Unpack<1>, p) { mp::take(p); }
 GDS_KERNEL(mp_take_all_8, mp::Takes<8>, p) { mp::share_all<mp::take>(p); }
-GDS_KERNEL(mp_take_all_26, mp::Takes<26>, p) { mp::share_all<mp::take>(p); }
+GDS_KERNEL(mp_take_all_24, mp::Takes<24>, p) { mp::share_all<mp::take>(p); }

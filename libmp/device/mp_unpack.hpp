@@ -28,6 +28,8 @@ struct Unpack {
     u64 ended;
     u64 value;
     u64 count;
+    u64 mark;
+    u64 marked;
     u32 slot;
     u32 shares;
     u32 segments;
@@ -36,7 +38,7 @@ struct Unpack {
     Segment segment[Capacity];
 };
 
-static_assert(sizeof(Unpack<1>) == 152 && sizeof(Unpack<30>) == 616, "layout");
+static_assert(sizeof(Unpack<1>) == 168 && sizeof(Unpack<30>) == 632, "layout");
 
 // Bits of `waits`.
 constexpr u32 kPolls = 1, kLater = 2, kHost = 4;

@@ -71,7 +71,14 @@ impl<'r> Batches<'r> {
         let (gpu, context) = (&self.endpoint.gpu, &self.context);
         Ok(Timed {
             timer: Timer::new(gpu)?,
-            end: End::over(self.rank, self.endpoint, context, gpu.stream()?, common, ahead)?,
+            end: End::over(
+                self.rank,
+                self.endpoint,
+                context,
+                gpu.stream()?,
+                common,
+                ahead,
+            )?,
         })
     }
 

@@ -276,7 +276,7 @@ kernels! {
     Take model_mp_take {
         word: u64, payload: u64, consumed: u64, result: u64, error: u64, capacity: u64,
         staging: u64, flagged: u64, long_room: u64, long_len: u64, credit: u64, ended: u64,
-        value: u64, count: u64, slot: u32, shares: u32, segments: u32, waits: u32, number: u64,
+        value: u64, count: u64, mark: u64, marked: u64, slot: u32, shares: u32, segments: u32, waits: u32, number: u64,
         segment: [u64; 2]
     }
     /// Writes a message into the memory of its receive.
@@ -297,4 +297,4 @@ const LAYOUT: [usize; 4] = [
     size_of::<Direct>(),
     size_of::<Name>(),
 ];
-const _: () = assert!(LAYOUT[0] == 96 && LAYOUT[1] == 152 && LAYOUT[2] == 160 && LAYOUT[3] == 56);
+const _: () = assert!(LAYOUT[0] == 96 && LAYOUT[1] == 168 && LAYOUT[2] == 160 && LAYOUT[3] == 56);

@@ -64,6 +64,11 @@ pub(crate) struct Unpack<const N: usize> {
     /// A 32-bit word in device memory that counts the shares that are done: 0 before and after. Not used if
     /// one block takes all shares.
     pub count: u64,
+    /// A 64-bit word in host memory, or 0. The kernel stores `marked` there when the earlier work of the stream
+    /// has ended, before it waits. Only the kernel of the usual message does.
+    pub mark: u64,
+    /// See `mark`.
+    pub marked: u64,
     /// Bytes of the slot.
     pub slot: u32,
     /// The shares into which a long message is divided, at least 1. Blocks of the launch take them in turn.
@@ -429,9 +434,9 @@ impl Direct {
     }
 }
 
-layout!(Unpack { 136 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
+layout!(Unpack { 152 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
-const _: () = assert!(size_of::<Unpack<1>>() == 152 && size_of::<Unpack<SEGMENTS>>() == 616);
+const _: () = assert!(size_of::<Unpack<1>>() == 168 && size_of::<Unpack<SEGMENTS>>() == 632);
 const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
 const _: () = assert!(size_of::<Flag>() == 96 && align_of::<Flag>() == 8);
 const _: () = assert!(size_of::<Direct>() == 160 && align_of::<Direct>() == 8);

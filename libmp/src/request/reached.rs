@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::path::List;
 
 /// A position of a stream: the word of the stream, and the count that the stream stores there.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     word: usize,
     count: u64,

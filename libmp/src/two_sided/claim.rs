@@ -6,7 +6,7 @@ use gdsync::{Status, Stream};
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
-use super::marks::{mark_others, own_unmarked, posted_by_another};
+use super::marks::{mark_others, number_others, own_unmarked, posted_by_another, withdraw_mark};
 use super::packed::{SCATTERS, arrival, scatter_on, staged};
 use super::peer::Need;
 use super::progress::arrived;
@@ -21,6 +21,7 @@ use crate::path::{Link, List, Path};
 use crate::plan::Refusal;
 use crate::region::Slice;
 use crate::request::entry::{Common, Incoming, ReceiveState};
+use crate::request::reached::Mark;
 use crate::request::table::{InDevice, RequestKey};
 use crate::wire::word::{self, WordKind};
 
@@ -74,18 +75,26 @@ impl Engine {
         let posted = posted_by_another(state, key, stream)?;
         let own = poster_of(state, key) == Some(stream.id());
         let unmarked = own_unmarked(state, key, stream.id());
-        mark_others(state, stream, unmarked)?;
         let report = self.report(state, key)?;
-        let claimed = self.enqueue_claim(
-            state,
-            key,
-            stream,
-            kernels,
-            posted.as_ref(),
-            report.as_ref(),
-        );
+        let segments = state.incoming(key)?.0.segments.as_slice().len();
+        let marked = match report.is_some() && segments <= 1 && posted.is_none() {
+            true => number_others(state, stream, unmarked),
+            false => mark_others(state, stream, unmarked).map(|()| None),
+        };
+        let mark = match marked {
+            Ok(mark) => mark,
+            Err(e) => {
+                state.requests.withdraw_report(key);
+                return Err(e);
+            }
+        };
+        let before = (posted.as_ref(), mark);
+        let claimed = self.enqueue_claim(state, key, stream, kernels, before, report.as_ref());
         if let Err(Refusal { error, torn: false }) = claimed {
             state.requests.withdraw_report(key);
+            if let Some(mark) = mark {
+                withdraw_mark(state, stream, mark, unmarked);
+            }
             return Err(error);
         }
         state.reached.forget_receives(stream.id(), unmarked);
@@ -107,16 +116,17 @@ impl Engine {
     }
 
     /// Enqueues the wait for a message, behind the wait for the word `posted`, and the kernels that
-    /// take it in. Nothing but the wait for `posted` is enqueued if it is refused and not torn.
+    /// take it in, of which the first one stores the mark. Nothing but the wait for `posted` is enqueued if it is refused and not torn.
     fn enqueue_claim(
         &self,
         state: &mut State,
         key: RequestKey,
         stream: &Stream,
         kernels: &Kernels,
-        posted: Option<&(Word64, u64)>,
+        (posted, mark): (Option<&(Word64, u64)>, Option<Mark>),
         report: Option<&InDevice>,
     ) -> Result<(), Refusal> {
+        let mark = mark.map(|mark| marked_by(state, mark));
         let result = state.requests.result_addr(key).0;
         let (common, receive, channel, link) = state.incoming(key)?;
         let number = common.number;
@@ -145,7 +155,9 @@ impl Engine {
         // keeps the segments until the kernel has stored its result.
         let launched = match common.segments.as_slice().len() {
             0 | 1 => {
-                let params = unpack::<1>(kernels, channel, common, receive, words, polls, report);
+                let mut params =
+                    unpack::<1>(kernels, channel, common, receive, words, polls, report);
+                (params.mark, params.marked) = mark.unwrap_or_default();
                 // SAFETY: the comment above names what keeps the memory alive.
                 unsafe { kernels.unpack(stream, &params, passed) }
             }
@@ -237,6 +249,12 @@ pub(super) fn check_peer(state: &mut State, key: RequestKey) -> Result<()> {
     Ok(())
 }
 
+/// The address of the word of a mark, for kernels, and its value.
+pub(super) fn marked_by(state: &State, mark: Mark) -> (u64, u64) {
+    let (word, count) = state.reached.word(mark);
+    (word.addr().0, count)
+}
+
 /// The stream that posted a request.
 pub(super) fn poster_of(state: &State, key: RequestKey) -> Option<u64> {
     state.requests.get(key)?.poster.id()
@@ -296,6 +314,8 @@ pub(super) fn unpack<const N: usize>(
         ended: report.map_or(0, |report| addr(&report.word)),
         value: report.map_or(0, |report| report.value),
         count,
+        mark: 0,
+        marked: 0,
         slot,
         shares,
         segments: segments.len() as u32,

@@ -9,6 +9,7 @@ use super::state::{State, known};
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
 use crate::request::entry::{Entry, Incoming, ReceiveState};
+use crate::request::reached::Mark;
 use crate::request::table::RequestKey;
 
 /// Stores marks for the receives that a stream has posted and not taken in, before it waits for another
@@ -17,9 +18,41 @@ use crate::request::table::RequestKey;
 #[inline]
 pub(crate) fn mark_others(state: &mut State, stream: &Stream, claimed: u32) -> Result<()> {
     match lacks_marks(state, stream.id(), claimed) {
-        true => mark_posted(state, &stream.downgrade(), claimed),
+        true => mark_posted(state, &stream.downgrade(), claimed, false).map(drop),
         false => Ok(()),
     }
+}
+
+/// As [`mark_others`], in front of a kernel that waits for messages, which stores the mark. The stream waits for
+/// nothing between its earlier work and the kernel.
+#[inline]
+pub(super) fn number_others(
+    state: &mut State,
+    stream: &Stream,
+    claimed: u32,
+) -> Result<Option<Mark>> {
+    match lacks_marks(state, stream.id(), claimed) {
+        true => mark_posted(state, &stream.downgrade(), claimed, true),
+        false => Ok(None),
+    }
+}
+
+/// Takes [`number_others`] back: no kernel stores the mark.
+#[cold]
+pub(super) fn withdraw_mark(state: &mut State, stream: &Stream, mark: Mark, claimed: u32) {
+    let mut keys = std::mem::take(&mut state.marked);
+    keys.clear();
+    let has = |entry: &Entry| entry.receive().is_some_and(|r| r.reached == Some(mark));
+    let marked = state.requests.iter().filter(|(_, entry)| has(entry));
+    keys.extend(marked.map(|(key, _)| key));
+    for key in &keys {
+        if let Some(receive) = state.requests.receive_mut(*key) {
+            receive.reached = None;
+        }
+    }
+    let left = claimed + keys.len() as u32;
+    state.reached.leave_unmarked(stream.id(), left);
+    state.marked = keys;
 }
 
 fn lacks_marks(state: &State, stream: u64, claimed: u32) -> bool {
@@ -30,13 +63,19 @@ fn lacks_marks(state: &State, stream: u64, claimed: u32) -> bool {
 /// As [`mark_others`], before the wait of a request of `stream`.
 pub(super) fn mark_before(state: &mut State, stream: &WeakStream) -> Result<()> {
     match lacks_marks(state, stream.id(), 0) {
-        true => mark_posted(state, stream, 0),
+        true => mark_posted(state, stream, 0, false).map(drop),
         false => Ok(()),
     }
 }
 
+/// `by_kernel`: the caller makes a kernel store the mark.
 #[cold]
-fn mark_posted(state: &mut State, stream: &WeakStream, claimed: u32) -> Result<()> {
+fn mark_posted(
+    state: &mut State,
+    stream: &WeakStream,
+    claimed: u32,
+    by_kernel: bool,
+) -> Result<Option<Mark>> {
     let mut keys = std::mem::take(&mut state.marked);
     keys.clear();
     let open = state.requests.iter().filter(|(_, entry)| {
@@ -48,6 +87,7 @@ fn mark_posted(state: &mut State, stream: &WeakStream, claimed: u32) -> Result<(
     keys.extend(open.map(|(key, _)| key));
     let mark = match keys.is_empty() {
         true => Ok(None),
+        false if by_kernel => state.reached.next(stream).map(Some),
         false => state.reached.mark_on(stream),
     };
     if let Ok(mark) = mark {
@@ -59,7 +99,7 @@ fn mark_posted(state: &mut State, stream: &WeakStream, claimed: u32) -> Result<(
         state.reached.leave_unmarked(stream.id(), claimed);
     }
     state.marked = keys;
-    mark.map(drop)
+    mark
 }
 
 /// The receive of a request, if `stream` has posted it and stores no mark for it: 1, or 0.

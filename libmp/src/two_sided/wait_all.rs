@@ -8,9 +8,9 @@ use gdsync::Stream;
 use gdsync::gpu::Word64;
 
 use super::channel::Run;
-use super::claim::{check_peer, needs_flush, polls, unpack};
+use super::claim::{check_peer, marked_by, needs_flush, polls, unpack};
 use super::engine::Engine;
-use super::marks::{mark_others, own_unmarked, posted_by_another};
+use super::marks::{mark_others, number_others, own_unmarked, posted_by_another, withdraw_mark};
 use super::packed::{SCATTERS, scatter_on, staged};
 use super::peer::Need;
 use super::post::note_waiter;
@@ -49,6 +49,13 @@ impl Waits {
         self.noted.clear();
         self.before.clear();
         self.runs.clear();
+    }
+
+    /// Whether the stream waits for nothing in front of kernels of usual messages.
+    fn begins_by_kernel(&self) -> bool {
+        let none = self.words.is_empty() && self.puts.is_empty() && self.before.is_empty();
+        let usual = |claim: &Claim| claim.params.is_usual();
+        none && !self.claims.is_empty() && self.claims.iter().all(usual)
     }
 
     /// Adds a wait for the result word of a request.
@@ -156,9 +163,22 @@ impl Engine {
         let unmarked = claims
             .map(|key| own_unmarked(state, key, stream.id()))
             .sum();
-        let decided = decided.and_then(|()| mark_others(state, stream, unmarked));
-        let posted = decided.and_then(|()| self.post_waits(state, stream, waits));
+        let mut mark = None;
+        let marked = decided.and_then(|()| match waits.begins_by_kernel() {
+            true => {
+                mark = number_others(state, stream, unmarked)?;
+                if let (Some(mark), Some(first)) = (mark, waits.claims.first_mut()) {
+                    (first.params.mark, first.params.marked) = marked_by(state, mark);
+                }
+                Ok(())
+            }
+            false => mark_others(state, stream, unmarked),
+        });
+        let posted = marked.and_then(|()| self.post_waits(state, stream, waits));
         if posted.is_err() {
+            if let Some(mark) = mark {
+                withdraw_mark(state, stream, mark, unmarked);
+            }
             for claim in &waits.claims {
                 if let Some(receive) = state.requests.receive_mut(claim.key)
                     && receive.state == ReceiveState::Claimed(stream.id())

@@ -60,6 +60,8 @@ pub(super) fn receive_into<const N: usize>(
         ended: 0,
         value: 0,
         count: 0,
+        mark: 0,
+        marked: 0,
         slot: slot as u32,
         shares: 1,
         segments: segments.len() as u32,

@@ -216,7 +216,8 @@ fn check_aligned(memory: &Remote, offset: u64, name: &str) -> Result<()> {
     if memory.addr().wrapping_add(offset).is_multiple_of(ALIGN) {
         return Ok(());
     }
-    let what = format!("the peer announced {name} at an address that is not a multiple of {ALIGN} bytes");
+    let what =
+        format!("the peer announced {name} at an address that is not a multiple of {ALIGN} bytes");
     Err(Error::new("open channel", Kind::Protocol, what))
 }
 

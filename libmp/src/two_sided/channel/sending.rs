@@ -187,7 +187,9 @@ impl SendChannel {
         if !flagged.is_empty() {
             let rooms = Rooms::read(path, flagged, flags, flag::size(bytes), slots)?;
             // With the credits behind them.
-            rooms.memory.span(flags.offset as usize, self.shape.flagged_len())?;
+            rooms
+                .memory
+                .span(flags.offset as usize, self.shape.flagged_len())?;
             adopt_rooms(&mut self.side.flagged, rooms)?;
         }
         if !long.is_empty() {
@@ -248,7 +250,9 @@ impl SendChannel {
         // Without the memory in which a kernel keeps what it reads, it reads words in host memory.
         let rooms = rooms.filter(|_| self.side.device_block.is_some());
         Credit {
-            credit: rooms.map_or(0, |rooms| rooms.memory.addr() + rooms.flags.offset + credits),
+            credit: rooms.map_or(0, |rooms| {
+                rooms.memory.addr() + rooms.flags.offset + credits
+            }),
             known: self.block_addr(at),
             taken: taken.addr().0,
             before,
