@@ -113,7 +113,7 @@ GDS_DEVICE u64 word_in_room(const Room& r) {
 }
 
 // Waits until the lines of all blocks of the sender show that their parts are in place. `stop` ends
-// the wait; false: it did.
+// the wait; false: it did. A system fence must follow, before the bytes or the end of the message.
 template <class Stop>
 GDS_DEVICE bool await_blocks(const Room& r, Share s, Stop stop) {
     const u32 blocks = data_of(gds::load_relaxed_sys(r.head())) & ~kElsewhere;
@@ -123,8 +123,6 @@ GDS_DEVICE bool await_blocks(const Room& r, Share s, Stop stop) {
     for (u32 i = s.first; i < blocks && !stopped; i += s.step) {
         GDS_SPIN_UNTIL(flag_of(gds::load_relaxed_sys(lines + i)) == r.low || (stopped = stop()), 0);
     }
-    // The bytes were written before the lines.
-    if (s.first < blocks) gds::fence_sys();
     return !stopped;
 }
 

@@ -24,16 +24,20 @@ GDS_DEVICE void store_mark(const Unpack<1>& p) {
     gds::store_whole_sys(word_at(p.mark), p.marked);
 }
 
-// Takes in a message of at most 8 bytes for each thread of one block. All that does not depend on the message
-// is computed before the wait, because the sender's latency includes what is behind it. False: the message
-// is longer, or is no message in the room; or the memory of the receive is not aligned.
+// Takes in a message in lines of at most 8 bytes for each thread, if there is a block for each share. All that
+// does not depend on the message is computed before the wait, because the sender's latency includes what is
+// behind it. False: the message is longer, or in other lines, or elsewhere; or the memory of the receive is not
+// aligned.
 GDS_DEVICE bool take_short(const Unpack<1>& p) {
     GDS_SHARED(u32, other);
     volatile u32* stop = &other;
     const Room r = room(p);
-    const u64 at = 8ull * threadIdx.x, to = p.segment[0].addr + at;
-    const u64* mine = r.lines() + 2 * threadIdx.x;
-    const u64 high = line(r.low, r.high), most = least(least(p.capacity, p.slot), 8ull * blockDim.x);
+    const bool wide = p.shares > 1;
+    const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 at = 8ull * index, to = p.segment[0].addr + at;
+    const u64* mine = (wide ? word_at(p.long_room) : r.lines()) + 2 * index;
+    const u64 high = line(r.low, r.high), room_len = wide ? p.long_len : p.slot;
+    const u64 most = least(least(p.capacity, room_len), 8ull * p.shares * blockDim.x);
     const bool whole = (to & 7) == 0;
     const bool has = at < most;
     if (threadIdx.x == 0) *stop = 0;
@@ -45,7 +49,8 @@ GDS_DEVICE bool take_short(const Unpack<1>& p) {
         const gds::Two head = gds::load_two_relaxed_sys(r.head());
         if (has) v = gds::load_two_relaxed_sys(mine);
         if (flag_of(head.low) == r.low && head.high == high) {
-            len = data_of(head.low);
+            // A message in other lines, or elsewhere, seems to be too long.
+            len = data_of(head.low) ^ (wide ? kLong : 0);
             if (len > most || at >= len || have(v, r.low)) return true;
         }
         // A thread whose line is missing looks for a failure of the sender itself: the first one may have its own.
@@ -66,8 +71,12 @@ GDS_DEVICE bool take_short(const Unpack<1>& p) {
     const bool bad = blockDim.x > 1 ? __syncthreads_or(!good) != 0 : !good;
     if (bad) return false;
     if (threadIdx.x != 0) return true;
-    bool none_bad = false;
-    is_last(p, {kSuccess, len, 0}, 1, none_bad);
+    bool any_bad = false;
+    if (!is_last(p, {kSuccess, len, 0}, 1, any_bad)) return true;
+    if (any_bad) {
+        end(p, 0, {kSuccess, len, 0}, true);
+        return true;
+    }
     // Kernels of the sender read this word. All threads have read the lines.
     if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
     succeed(p, len);
@@ -79,7 +88,9 @@ GDS_DEVICE void take(const Unpack<1>& p) {
     start_next();
     store_mark(p);
     const bool wide = p.shares > 1;
-    if (!wide && take_short(p)) return;
+    // Else the other way slows no thread down that waits for several lines.
+    const bool each = 8ull * p.shares * blockDim.x >= least(p.capacity, wide ? p.long_len : p.slot);
+    if (gridDim.x >= p.shares && each && take_short(p)) return;
     const u32 number = seq(p);
     const u64* lines = wide ? word_at(p.long_room) : room(p).lines();
     const u64 mine = blockIdx.x * blockDim.x + threadIdx.x;
@@ -123,7 +134,10 @@ GDS_DEVICE void take(const Unpack<1>& p) {
             // Each thread has waited for some of the blocks.
             if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
         }
-        if (!bad && !a.lines && a.from != 0) copy_rest(p.segment[0].addr, a.from, a.len);
+        if (!bad && !a.lines && a.from != 0) {
+            if (a.elsewhere) gds::fence_sys();
+            copy_rest(p.segment[0].addr, a.from, a.len);
+        }
     }
     if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
     if (threadIdx.x == 0 && is_last(p, a, done, bad)) end(p, w, a, bad);

@@ -64,7 +64,7 @@ pub(crate) struct Unpack<const N: usize> {
     /// A 32-bit word in device memory that counts the shares that are done: 0 before and after. Not used if
     /// one block takes all shares.
     pub count: u64,
-    /// A 64-bit word in host memory, or 0. The kernel stores `marked` there when the earlier work of the stream
+    /// A 64-bit word, or 0. The kernel stores `marked` there when the earlier work of the stream
     /// has ended, before it waits. Only the kernel of the usual message does.
     pub mark: u64,
     /// See `mark`.

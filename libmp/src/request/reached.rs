@@ -8,7 +8,7 @@ use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, WeakStream, Word64};
 
 use crate::error::Result;
-use crate::path::List;
+use crate::path::{Copier, List, Report};
 
 /// A position of a stream: the word of the stream, and the count that the stream stores there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,11 +17,37 @@ pub(crate) struct Mark {
     count: u64,
 }
 
+/// Where a stream stores how far it has come.
+enum Count {
+    /// In host memory.
+    Host(Word64),
+    /// In device memory, which [`Copier::read_reports`] reads. A kernel that stores to host memory ends
+    /// about a microsecond later.
+    Device(Report),
+}
+
+impl Count {
+    fn word(&self) -> &Word64 {
+        match self {
+            Count::Host(word) => word,
+            Count::Device(report) => report.word(),
+        }
+    }
+
+    fn load(&self) -> u64 {
+        match self {
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            Count::Host(word) => word.load().unwrap_or(0),
+            Count::Device(report) => report.load(),
+        }
+    }
+}
+
 /// The word of a stream.
 struct Reach {
     stream: WeakStream,
     /// The count of the newest position that the stream has reached. Only the stream stores it.
-    word: Word64,
+    word: Count,
     /// The count of the newest position.
     count: u64,
     /// An upper bound of the receives that the stream has posted, not taken in, and not marked.
@@ -31,13 +57,16 @@ struct Reach {
 /// The words of a context's streams.
 pub(crate) struct Reached {
     gpu: Gpu,
+    /// If kernels of messages store marks.
+    copier: Option<Copier>,
     streams: Vec<Reach>,
 }
 
 impl Reached {
-    pub fn new(gpu: &Gpu) -> Reached {
+    pub fn new(gpu: &Gpu, copier: Option<Copier>) -> Reached {
         Reached {
             gpu: gpu.clone(),
+            copier,
             streams: Vec::new(),
         }
     }
@@ -132,7 +161,11 @@ impl Reached {
             return Ok(at);
         }
         // Under the state's lock, as for the words of the request table.
-        let word = self.gpu.alloc(MemoryKind::Pinned, 64)?.word64(0)?;
+        let report = self.copier.as_ref().map(|copier| copier.reports(1));
+        let word = match report.transpose()?.and_then(|mut reports| reports.pop()) {
+            Some(report) => Count::Device(report),
+            None => Count::Host(self.gpu.alloc(MemoryKind::Pinned, 64)?.word64(0)?),
+        };
         self.streams.push(Reach {
             stream: stream.clone(),
             word,
@@ -144,13 +177,12 @@ impl Reached {
 
     /// The word and the count of a position.
     pub fn word(&self, mark: Mark) -> (&Word64, u64) {
-        (&self.streams[mark.word].word, mark.count)
+        (self.streams[mark.word].word.word(), mark.count)
     }
 
-    /// Whether the stream has reached the position.
+    /// Whether the stream has reached the position, as far as the CPU has read.
     pub fn has(&self, mark: Mark) -> bool {
-        let (word, count) = self.word(mark);
-        word.load().is_ok_and(|now| now >= count)
+        self.streams[mark.word].word.load() >= mark.count
     }
 
     /// Makes a stream store that it has reached its present end. `None`: the application has
@@ -192,7 +224,7 @@ mod tests {
     #[test]
     fn the_word_of_an_ended_stream_continues_for_another() {
         let gpu = Gpu::soft().unwrap();
-        let mut reached = Reached::new(&gpu);
+        let mut reached = Reached::new(&gpu, None);
         let (first, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let mark = reached.next(&first.downgrade()).unwrap();
         assert!(!reached.has(mark));

@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(matcher.first(&requests, 1), Some(keys[2]));
         // There is no message: each tag is searched for once.
         let mut pass = Pass::default();
-        let (reached, peers) = (Reached::new(&gpu), Peers::new(2));
+        let (reached, peers) = (Reached::new(&gpu, None), Peers::new(2));
         assert_eq!(matcher.next(&mut pass, &requests, &reached, &peers), None);
         assert_eq!(pass.blocked, [2, 1]);
         matcher.waiting.remove(1);

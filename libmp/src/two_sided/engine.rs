@@ -81,6 +81,8 @@ impl Engine {
             kernels.clone(),
         )?;
         log_paths(&paths, rank, size);
+        let copier = paths.maps().then(|| paths.copier().clone());
+        let state = State::new(gpu, (rank, size), config.doorbell, copier);
         Ok(Engine {
             rank,
             size,
@@ -90,7 +92,7 @@ impl Engine {
             kernels,
             error,
             observers,
-            state: Mutex::new(State::new(gpu, (rank, size), config.doorbell)),
+            state: Mutex::new(state),
             bootstrap,
             config,
         })

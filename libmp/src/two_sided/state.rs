@@ -25,6 +25,7 @@ use super::wait_all::Waits;
 use super::watch::Watch;
 use crate::agreement::Agreement;
 use crate::error::{Error, Kind, Result};
+use crate::path::Copier;
 use crate::path::{Lane, Link};
 use crate::plan::Plan;
 use crate::region::Memory;
@@ -133,13 +134,19 @@ fn is_current(id: &ThreadId) -> bool {
 }
 
 impl State {
-    pub fn new(gpu: &Gpu, (rank, size): (u32, u32), doorbell: Doorbell) -> State {
+    /// `copier`: of the mapped memory, if ranks map any.
+    pub fn new(
+        gpu: &Gpu,
+        (rank, size): (u32, u32),
+        doorbell: Doorbell,
+        copier: Option<Copier>,
+    ) -> State {
         State {
             peers: Peers::new(size),
             requests: Table::new(),
             lanes: StreamLanes::new(doorbell),
             matcher: Matcher::default(),
-            reached: Reached::new(gpu),
+            reached: Reached::new(gpu, copier),
             outbox: Outbox::default(),
             trash: Trash::default(),
             staging: Staging::default(),

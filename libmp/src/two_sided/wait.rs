@@ -38,7 +38,9 @@ impl Engine {
                 self.match_any(state);
             }
         }
-        if state.requests.get(key).is_some_and(Entry::ends_in_device) {
+        let marked = |entry: &Entry| entry.receive().is_some_and(|r| r.reached.is_some());
+        let by_kernel = |entry: &Entry| entry.ends_in_device() || marked(entry);
+        if state.requests.get(key).is_some_and(by_kernel) {
             self.read_reports(state, self.host().now());
         }
         self.advance(state, key);
