@@ -25,22 +25,24 @@ GDS_DEVICE void flag(const Flag& p) {
     start_next();
     const Room r{p.room, static_cast<u32>(p.number), static_cast<u32>(p.number >> 32)};
     u64* lines = p.long_room != 0 ? word_at(p.long_room) : r.lines();
-    // At most 8 bytes for each thread of one block. All that does not depend on the earlier work is computed
-    // before its end.
-    const u64 at = 8ull * threadIdx.x, from = p.from + at, head = line(r.low, static_cast<u32>(p.len));
-    const bool is_short = p.shares == 1 && p.long_room == 0 && p.lines == 0 && p.len <= 8ull * blockDim.x &&
-                          (p.from & 7) == 0 && blockIdx.x == 0;
+    const u32 mark = p.long_room != 0 ? kLong : 0;
+    // At most 8 bytes for each thread, and a block for each share. All that does not depend on the earlier work is
+    // computed before its end.
+    const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 at = 8ull * index, from = p.from + at, head = line(r.low, mark | static_cast<u32>(p.len));
+    const bool is_short = blockIdx.x < p.shares && p.shares <= gridDim.x && p.lines == 0 && (p.from & 7) == 0 &&
+                          p.len <= 8ull * p.shares * blockDim.x;
     const bool whole = at + 8 <= p.len, part = at < p.len && !whole;
     if (threadIdx.x == 0) open = await_credit(p.slot, [] { return false; });
     if (blockDim.x > 1) __syncthreads();
     const bool writes = open != 0;
     gds::await_earlier_work();
     if (is_short && writes) {
-        if (threadIdx.x == 0) gds::store_two_whole_sys(r.head(), head, line(r.low, r.high));
+        if (index == 0) gds::store_two_whole_sys(r.head(), head, line(r.low, r.high));
         if (whole || part) {
             const u64 v = whole ? *word_at(from) : eight(reinterpret_cast<const unsigned char*>(from), p.len - at);
             const u32 low = static_cast<u32>(v), high = static_cast<u32>(v >> 32);
-            gds::store_two_whole_sys(lines + 2 * threadIdx.x, line(r.low, low), line(r.low, high));
+            gds::store_two_whole_sys(lines + 2 * index, line(r.low, low), line(r.low, high));
         }
         // As below.
         if (blockDim.x > 1) __syncthreads();
@@ -49,7 +51,6 @@ GDS_DEVICE void flag(const Flag& p) {
     }
     u32 done = 0;
     if (writes) {
-        const u32 mark = p.long_room != 0 ? kLong : 0;
         if (blockIdx.x == 0 && threadIdx.x == 0) write_head(r, mark | static_cast<u32>(p.len));
         done = for_shares(static_cast<u32>(p.shares), [&](Share all, u32) {
             write_lines(lines, r.low, p.from, p.len, p.lines, all);

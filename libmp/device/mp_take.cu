@@ -24,57 +24,77 @@ GDS_DEVICE void store_mark(const Unpack<1>& p) {
     gds::store_whole_sys(word_at(p.mark), p.marked);
 }
 
-// Takes in a message in lines of at most 8 bytes for each thread, if there is a block for each share. All that
-// does not depend on the message is computed before the wait, because the sender's latency includes what is
-// behind it. False: the message is longer, or in other lines, or elsewhere; or the memory of the receive is not
-// aligned.
-GDS_DEVICE bool take_short(const Unpack<1>& p) {
+// Where the message of a receive is, as a rule: in the room, in the long room, or in the memory of the receive.
+enum Where { kInRoom, kInLong, kInPlace };
+
+// Takes in a message of which each thread looks for at most one part: 8 bytes in lines, or the line of a block of
+// the sender. All that does not depend on the message is computed before the wait, because the sender's latency
+// includes what is behind it. False: the message is another one, or the memory of the receive is not aligned.
+template <Where where>
+GDS_DEVICE bool take_parts(const Unpack<1>& p) {
+    constexpr bool wide = where == kInLong, large = where == kInPlace;
     GDS_SHARED(u32, other);
     volatile u32* stop = &other;
     const Room r = room(p);
-    const bool wide = p.shares > 1;
-    const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 index = wide ? blockIdx.x * blockDim.x + threadIdx.x : threadIdx.x;
     const u64 at = 8ull * index, to = p.segment[0].addr + at;
-    const u64* mine = (wide ? word_at(p.long_room) : r.lines()) + 2 * index;
+    const u64* lines = wide ? word_at(p.long_room) : r.lines();
     const u64 high = line(r.low, r.high), room_len = wide ? p.long_len : p.slot;
-    const u64 most = least(least(p.capacity, room_len), 8ull * p.shares * blockDim.x);
-    const bool whole = (to & 7) == 0;
-    const bool has = at < most;
+    const u64 most = least(least(p.capacity, room_len), 8ull * (wide ? p.shares : 1) * blockDim.x);
+    // The first two lines of the payload have the length of a message elsewhere.
+    const u64* shown = r.lines() + kLengthLines + index;
+    constexpr u32 kMostBlocks = 64;
+    const u32 most_blocks = blockDim.x < kMostBlocks ? blockDim.x : kMostBlocks;
+    const bool shows = large && index < most_blocks && 4ull * (kLengthLines + index) < room_len;
+    const bool has = at < most || (large && index == 0);
     if (threadIdx.x == 0) *stop = 0;
     if (blockDim.x > 1) __syncthreads();
-    u32 looks = 0;
-    u64 len = ~0ull;
+    u32 looks = 0, blocks = 0;
+    u64 len = ~0ull, shown_line = 0;
     gds::Two v = none(r.low);
     auto come = [&] {
         const gds::Two head = gds::load_two_relaxed_sys(r.head());
-        if (has) v = gds::load_two_relaxed_sys(mine);
-        if (flag_of(head.low) == r.low && head.high == high) {
-            // A message in other lines, or elsewhere, seems to be too long.
+        if (has) v = gds::load_two_relaxed_sys(lines + 2 * index);
+        if (large && shows) shown_line = gds::load_relaxed_sys(shown);
+        const bool here = flag_of(head.low) == r.low && head.high == high;
+        if (large && here && (data_of(head.low) & kElsewhere) != 0) {
+            blocks = data_of(head.low) & ~kElsewhere;
+            if (blocks > most_blocks) return true;
+            if ((index >= blocks || flag_of(shown_line) == r.low) && (index != 0 || have(v, r.low))) return true;
+        } else if (here) {
+            // A message in other lines seems to be too long.
             len = data_of(head.low) ^ (wide ? kLong : 0);
             if (len > most || at >= len || have(v, r.low)) return true;
         }
         // A thread whose line is missing looks for a failure of the sender itself: the first one may have its own.
-        const bool looks_aside = threadIdx.x == 0 || len != ~0ull;
+        const bool looks_aside = threadIdx.x == 0 || here;
         if (looks_aside && ++looks % kLooks == 0 && reached(gds::load_acquire_sys(word_at(p.word)), seq(p))) *stop = 1;
         if (*stop == 0) return false;
         len = ~0ull;
+        blocks = large ? ~0u : 0;
         return true;
     };
     GDS_SPIN_UNTIL(come(), 0);
     gds::await_earlier_work();
-    const bool good = len <= most && whole;
-    if (good && at + 8 <= len) {
+    const bool placed = large && blocks != 0;
+    bool good = placed ? blocks <= most_blocks : len <= most && (to & 7) == 0;
+    if (placed && index == 0) {
+        len = data_of(v);
+        good = good && len <= p.capacity && p.staging == 0;
+    } else if (!placed && good && at + 8 <= len) {
         *word_at(to) = data_of(v);
-    } else if (good && at < len) {
+    } else if (!placed && good && at < len) {
         store_eight(p.segment[0].addr, 0, len, at, data_of(v));
     }
     const bool bad = blockDim.x > 1 ? __syncthreads_or(!good) != 0 : !good;
     if (bad) return false;
     if (threadIdx.x != 0) return true;
+    Arrival a{kSuccess, len, 0};
+    a.elsewhere = placed;
     bool any_bad = false;
-    if (!is_last(p, {kSuccess, len, 0}, 1, any_bad)) return true;
+    if (!is_last(p, a, 1, any_bad)) return true;
     if (any_bad) {
-        end(p, 0, {kSuccess, len, 0}, true);
+        end(p, 0, a, true);
         return true;
     }
     // Kernels of the sender read this word. All threads have read the lines.
@@ -88,9 +108,14 @@ GDS_DEVICE void take(const Unpack<1>& p) {
     start_next();
     store_mark(p);
     const bool wide = p.shares > 1;
-    // Else the other way slows no thread down that waits for several lines.
+    // If a thread may have several parts, the way below is faster.
     const bool each = 8ull * p.shares * blockDim.x >= least(p.capacity, wide ? p.long_len : p.slot);
-    if (gridDim.x >= p.shares && each && take_short(p)) return;
+    if (gridDim.x >= p.shares && each) {
+        const bool taken = wide                    ? take_parts<kInLong>(p)
+                           : p.capacity > p.slot ? take_parts<kInPlace>(p)
+                                                 : take_parts<kInRoom>(p);
+        if (taken) return;
+    }
     const u32 number = seq(p);
     const u64* lines = wide ? word_at(p.long_room) : room(p).lines();
     const u64 mine = blockIdx.x * blockDim.x + threadIdx.x;

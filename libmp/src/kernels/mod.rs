@@ -68,6 +68,8 @@ pub(crate) struct Kernels {
     copying: Dims,
     /// The largest block that copies a message.
     wide: Dims,
+    /// The largest block that copies a message in lines.
+    lines: Dims,
     /// One block that patches work requests.
     patching: Dims,
     /// Maximum number of blocks of several tasks.
@@ -119,6 +121,7 @@ impl Kernels {
             collect: module.kernel("mp_collect")?,
             copying: block(256),
             wide: block(512),
+            lines: block(1024),
             patching: block(32),
             // As `moves_of`: one block of the soft GPU executes all tasks.
             blocks: if gpu.is_software() { 1 } else { u32::MAX },
@@ -209,9 +212,9 @@ impl Kernels {
         Ok(unsafe { stream.launch(&self.put, dims, params.bytes()) }?)
     }
 
-    /// A block that copies `bytes` bytes: a thread for each 8 bytes, up to the largest block.
+    /// A block that copies `bytes` bytes in lines: a thread for each 8 bytes, up to the largest block.
     fn block(&self, bytes: u64) -> Dims {
-        let most = self.wide.block[0];
+        let most = self.lines.block[0];
         let threads = bytes.div_ceil(8).next_multiple_of(32).min(most.into()) as u32;
         // A block that waits needs two warps.
         Dims::linear(1, threads.max(64.min(most)))
@@ -221,9 +224,14 @@ impl Kernels {
     fn taking<const N: usize>(&self, params: &Unpack<N>) -> Dims {
         let room = match params.shares {
             1 => params.slot.into(),
-            shares => params.long_len / u64::from(shares),
+            _ => params.long_len,
         };
-        self.block(params.capacity.min(room))
+        let block = self.block(params.capacity.min(room).div_ceil(params.shares.into()));
+        // The other kernels have too many registers for the largest block.
+        match params.is_usual() {
+            true => block,
+            false => Dims::linear(1, block.block[0].min(self.wide.block[0])),
+        }
     }
 
     /// The shares of a message in a long room.

@@ -205,19 +205,14 @@ pub(crate) struct Flag {
 }
 
 impl Flag {
-    /// Bytes of a message in a long room that one block takes, at most.
-    const ALONE: u64 = 16 << 10;
-    /// Bytes of a share of a longer message, at least.
+    /// Bytes of a share of a message in a long room, at least.
     const SHARE: u64 = 4 << 10;
     /// Maximum number of shares: two kernels of a stream that wait leave half of the GPU to others.
     const MOST_SHARES: u64 = 32;
 
     /// The shares of a message of `len` bytes in a long room.
     pub fn shares_of(len: u64) -> u32 {
-        match len <= Flag::ALONE {
-            true => 1,
-            false => len.div_ceil(Flag::SHARE).clamp(1, Flag::MOST_SHARES) as u32,
-        }
+        len.div_ceil(Flag::SHARE).clamp(1, Flag::MOST_SHARES) as u32
     }
 }
 
