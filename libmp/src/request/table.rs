@@ -280,21 +280,14 @@ impl Table {
         }
     }
 
-    /// The result that a kernel stored for the request; `None` if there is none yet. `true`: it is in
-    /// device memory alone.
-    pub fn result_and_in_device(&self, key: RequestKey) -> Option<((Status, u64), bool)> {
+    /// The result that a kernel stored for the request; `None` if there is none yet.
+    pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
         // A kernel that ends a receive with a failure stores it in host memory first.
         let report = self.report(key).and_then(|([ended, _], value)| {
             let len = ended.load().wrapping_sub(value);
-            (len <= word::MAX_LEN).then_some(((Status::SUCCESS, len), true))
+            (len <= word::MAX_LEN).then_some((Status::SUCCESS, len))
         });
-        let host = word::parse_result(self.result_word(key).load().unwrap_or(0));
-        host.map(|host| (host, false)).or(report)
-    }
-
-    /// As [`Table::result_and_in_device`], the result alone.
-    pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
-        Some(self.result_and_in_device(key)?.0)
+        word::parse_result(self.result_word(key).load().unwrap_or(0)).or(report)
     }
 
     /// Stores how a request ended.
