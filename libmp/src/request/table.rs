@@ -8,7 +8,7 @@ use gdsync::gpu::{DevicePtr, MemoryKind, Word64};
 use gdsync::{Gpu, Status};
 use slotmap::{DefaultKey, Key, SlotMap};
 
-use super::entry::{Entry, Handle, Incoming, Operation, Waiter};
+use super::entry::{Entry, Handle, Incoming, Operation};
 use super::fault::Fault;
 use super::one_sided::{Releases, SignalWait};
 use super::step::Step;
@@ -171,13 +171,9 @@ impl Table {
 
     /// Removes a request that has ended, if its word is no longer used.
     pub fn forget(&mut self, key: RequestKey) -> bool {
-        let passed = |w: &Waiter| {
-            let event = w.passed.as_ref();
-            event.is_some_and(|event| event.is_done().unwrap_or(true))
-        };
-        let free = self.entries.get(key).is_some_and(|entry| {
-            let done = entry.status().is_some();
-            done && entry.handle != Handle::Held && entry.waiters.iter().all(passed)
+        let free = self.entries.get_mut(key).is_some_and(|entry| {
+            let done = entry.status().is_some() && entry.handle != Handle::Held;
+            done && entry.waiters.iter_mut().all(|w| w.passed.is_done())
         });
         if free {
             clear(self.result_word(key));
