@@ -7,7 +7,7 @@ use gdsync::Status;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{
-    Builder, Context, Kind, PathChoice, Progress, Request, SendOp, SizeSource, Slice, Source,
+    Builder, Context, Full, Kind, PathChoice, Progress, Request, SendOp, SizeSource, Slice, Source,
 };
 use sim::gate::Gate;
 use sim::{LIMIT, Rank, SMALL, millis, play, recv, recv_on, secs, send, slice};
@@ -291,6 +291,44 @@ fn receive_is_dropped_while_its_stream_is_full() {
         rank.barrier();
         assert!(stream.synchronize(LIMIT).unwrap());
         drop(memory);
+    });
+}
+
+/// A stream takes in a receive that a stream without handles has posted. A claim that finds no room enqueues no
+/// wait for that stream: each retry would take room.
+#[test]
+fn refused_claim_behind_a_stream_without_handles_takes_no_room() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default().stream_bound(BOUND), true);
+        let ctx = rank.open_at(&place, |b| mapped(b).full(Full::Fail));
+        if rank.me == 1 {
+            rank.barrier();
+            send(&ctx, 0, TAG, SMALL);
+            return rank.barrier();
+        }
+        let [first, second] = [(); 2].map(|()| Gate::new(ctx.gpu()));
+        let poster = ctx.gpu().stream().unwrap();
+        first.hold(&poster);
+        let received = ctx.irecv_on(&poster, 1, TAG, &slice(&ctx, SMALL)).unwrap();
+        drop(poster);
+        let stream = ctx.gpu().stream().unwrap();
+        second.hold(&stream);
+        let mut memory = Vec::new();
+        while stream.check_room(3).is_ok() {
+            memory.push(fill(&ctx, &stream, 1));
+        }
+        for _ in 0..2 {
+            let refused = received.wait_on(&stream).unwrap_err();
+            assert_eq!(refused.kind(), Kind::QueueFull);
+        }
+        stream.check_room(1).unwrap();
+        first.open();
+        second.open();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        rank.barrier();
+        received.wait_on(&stream).unwrap();
+        received.wait(LIMIT).unwrap();
+        rank.barrier();
     });
 }
 

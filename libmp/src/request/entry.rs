@@ -151,6 +151,8 @@ pub(crate) struct Incoming {
     pub unadvertised: bool,
     /// Where the stream that posted it has reached it; `None`: no mark is enqueued.
     pub reached: Option<Mark>,
+    /// The stream that waits already, by an event, for the stream that posted the receive.
+    pub behind: Option<u64>,
     /// The value of the word in device memory in which its kernel stores that it has ended; see
     /// [`Table::make_report`](super::table::Table::make_report).
     pub ended: Option<u64>,
