@@ -34,7 +34,7 @@ fn every_rank_of_the_particles_names_the_rank_that_died() {
 /// The neighbours of the stencil may name a rank that ended because of the one that died.
 #[test]
 fn every_rank_of_the_stencil_of_26_neighbours_ends_with_a_named_error() {
-    gds_sim::seeds(60, mp::halo3d::run_until_a_rank_dies);
+    gds_sim::seeds(200, mp::halo3d::run_until_a_rank_dies);
 }
 
 #[test]

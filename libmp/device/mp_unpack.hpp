@@ -290,10 +290,18 @@ GDS_DEVICE void end(const Unpack<Capacity>& p, u64 w, Arrival a, bool bad) {
             GDS_SPIN_UNTIL(have(gds::load_two_relaxed_sys(lines + 2 * i), seq(p)) || failed(), 0);
         }
     }
-    const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
-    const u64 told = compose(seq(p), kind, kind == kFailed ? a.status : 0);
     // Kernels of the sender read this word. All threads have read the room.
     if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
+    if (p.ended != 0) {
+        if (a.status == kSuccess) return succeed(p, a.len);
+        finish(p.result, p.error, a.status, a.len);
+        gds::store_whole_sys(word_at(p.ended) + 1, ended(a.status, a.len));
+        gds::fence_sys();
+        gds::store_whole_sys(word_at(p.ended), p.value);
+        return;
+    }
+    const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
+    const u64 told = compose(seq(p), kind, kind == kFailed ? a.status : 0);
     // The credit lets the sender reuse the slot, and the result lets a reader use the payload, so the
     // copies of all threads precede both words. The two words may become visible in any order: no
     // code infers one from the other, and both are visible when the stream continues. The store right
@@ -301,12 +309,6 @@ GDS_DEVICE void end(const Unpack<Capacity>& p, u64 w, Arrival a, bool bad) {
     if (a.status != kSuccess) {
         gds::store_release_sys(word_at(p.consumed), told);
         finish(p.result, p.error, a.status, a.len);
-        if (p.ended == 0) return;
-        gds::store_whole_sys(word_at(p.ended) + 1, ended(a.status, a.len));
-        gds::fence_sys();
-        gds::store_whole_sys(word_at(p.ended), p.value);
-    } else if (p.ended != 0) {
-        succeed(p, a.len);
     } else {
         gds::fence_sys();
         gds::store_relaxed_sys(word_at(p.result), ended(a.status, a.len));

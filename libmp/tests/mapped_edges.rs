@@ -3,9 +3,13 @@
 #[path = "common/sim.rs"]
 mod sim;
 
+use gdsync::Status;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
-use mp::{Builder, Context, PathChoice, Progress, Request, SendOp, SizeSource, Slice, Source};
+use mp::{
+    Builder, Context, Full, Kind, PathChoice, Progress, Request, SendOp, SizeSource, Slice, Source,
+};
+use sim::gate::Gate;
 use sim::{LIMIT, Rank, SMALL, millis, play, recv, recv_on, secs, send, slice};
 
 fn mapped(builder: Builder) -> Builder {
@@ -225,6 +229,107 @@ fn long_message_with_a_length_word_finds_no_room_in_the_middle() {
         }
     }
     assert!(failed.is_empty(), "{failed:?}");
+}
+
+/// A send fails by its length word while its stream has no room behind it. The background work ends the
+/// request, and does not wait for room.
+#[test]
+fn send_fails_while_its_stream_is_full() {
+    play(1, 2, |rank| {
+        let manual = rank.me == 0;
+        let place = rank.place(SoftOptions::default().stream_bound(BOUND), !manual);
+        let ctx = rank.open_at(&place, |b| match manual {
+            true => mapped(b).progress(Progress::Manual),
+            false => mapped(b),
+        });
+        if rank.me == 1 {
+            let refused = ctx.irecv(0, TAG, &slice(&ctx, SMALL)).unwrap();
+            assert_eq!(refused.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let gate = Gate::new(ctx.gpu());
+        let word = ctx.alloc(MemoryKind::Pinned, 8).unwrap();
+        let len = &word.region().word64(0).unwrap();
+        len.store(SMALL as u64 + 1).unwrap();
+        let data = [slice(&ctx, SMALL)];
+        let size = SizeSource::Word { len, offset: None };
+        let sent = ctx.post_send(&SendOp::new(1, TAG, &data).size(size).on(&stream));
+        gate.hold(&stream);
+        rank.pass(millis(5)); // the kernel has run
+        let mut memory = Vec::new();
+        while stream.check_room(1).is_ok() {
+            memory.push(fill(&ctx, &stream, 1));
+        }
+        let failed = sent.unwrap().wait(LIMIT).unwrap_err();
+        assert_eq!(failed.status(), Some(Status::LOCAL_LENGTH));
+        gate.open();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        let n = rank.come();
+        rank.progress_until(&ctx, "end", || rank.has_come(1, n));
+    });
+}
+
+/// A receive is dropped while its stream, which does not wait, is full: the mark behind it is retried.
+#[test]
+fn receive_is_dropped_while_its_stream_is_full() {
+    play(1, 2, |rank| {
+        let ctx = place(rank);
+        warm(rank, &ctx, 1..2, SMALL);
+        if rank.me == 1 {
+            rank.barrier();
+            send(&ctx, 0, TAG, SMALL);
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let into = slice(&ctx, SMALL);
+        let received = ctx.irecv_on(&stream, 1, TAG, &into).unwrap();
+        let memory = fill(&ctx, &stream, BOUND);
+        // The engine's lock is held, so nothing would run the stream meanwhile.
+        drop(received);
+        rank.barrier();
+        rank.barrier();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        drop(memory);
+    });
+}
+
+/// A stream takes in a receive that a stream without handles has posted. A claim that finds no room enqueues no
+/// wait for that stream: each retry would take room.
+#[test]
+fn refused_claim_behind_a_stream_without_handles_takes_no_room() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default().stream_bound(BOUND), true);
+        let ctx = rank.open_at(&place, |b| mapped(b).full(Full::Fail));
+        if rank.me == 1 {
+            rank.barrier();
+            send(&ctx, 0, TAG, SMALL);
+            return rank.barrier();
+        }
+        let [first, second] = [(); 2].map(|()| Gate::new(ctx.gpu()));
+        let poster = ctx.gpu().stream().unwrap();
+        first.hold(&poster);
+        let received = ctx.irecv_on(&poster, 1, TAG, &slice(&ctx, SMALL)).unwrap();
+        drop(poster);
+        let stream = ctx.gpu().stream().unwrap();
+        second.hold(&stream);
+        let mut memory = Vec::new();
+        while stream.check_room(3).is_ok() {
+            memory.push(fill(&ctx, &stream, 1));
+        }
+        for _ in 0..2 {
+            let refused = received.wait_on(&stream).unwrap_err();
+            assert_eq!(refused.kind(), Kind::QueueFull);
+        }
+        stream.check_room(1).unwrap();
+        first.open();
+        second.open();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        rank.barrier();
+        received.wait_on(&stream).unwrap();
+        received.wait(LIMIT).unwrap();
+        rank.barrier();
+    });
 }
 
 /// One call posts messages of two segments, each of which waits for its credit, and so has two launches.

@@ -13,7 +13,7 @@ use zerocopy::{Immutable, IntoBytes};
 use super::event::Event;
 use super::runtime::{Left, StreamHandle};
 use super::timeline::Work;
-use super::waiting::Proof;
+use super::waiting::{Proof, Waiting};
 use super::{Dims, Gpu, Kernel, MemoryKind, Span, Word64, next_id};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Entry, Transfer};
@@ -181,14 +181,18 @@ impl WeakStream {
         ended.unwrap_or_else(|e| e.kind() == Kind::DeviceLost)
     }
 
-    /// An event that is done when this stream has run all work enqueued so far; `None`: it has.
+    /// An event that is done when this stream has run all work enqueued so far; `None`: it has. This does not
+    /// wait for room in the stream.
     ///
     /// # Errors
-    /// Those of [`Stream::record`].
+    /// Those of [`Stream::record`]; `QueueFull` also if the stream does not wait.
     pub fn end(&self) -> Result<Option<Event>> {
         let inner = &self.0.inner;
         Ok(match &*inner.gone.lock() {
-            None | Some(Left::Ours) => Some(self.0.record()?),
+            None | Some(Left::Ours) => {
+                Waiting::check_full(&self.0, "record event")?;
+                Some(self.0.record()?)
+            }
             Some(Left::Done) => None,
             Some(Left::Busy(end)) => Some(Event::new(inner.gpu.clone(), Arc::clone(end))),
         })
@@ -197,7 +201,7 @@ impl WeakStream {
     /// Makes `stream` wait until this stream has run all work enqueued so far.
     ///
     /// # Errors
-    /// Those of [`Stream::record`] and [`Stream::wait_event`].
+    /// Those of [`WeakStream::end`] and [`Stream::wait_event`].
     pub fn precede(&self, stream: &Stream) -> Result<()> {
         match self.end()? {
             Some(event) => stream.wait_event(&event),
@@ -499,6 +503,13 @@ impl Stream {
     /// `QueueFull`, with the limit, if the stream waits and has no room for `n` submissions.
     pub fn check_room(&self, n: u32) -> Result<()> {
         self.gpu().waiting().check(self, "enqueue", n)
+    }
+
+    /// As [`Stream::check_room`] of one submission, but also refuses if the stream is full and does not wait.
+    #[doc(hidden)]
+    pub fn check_free(&self) -> Result<()> {
+        Waiting::check_full(self, "enqueue")?;
+        self.check_room(1)
     }
 
     /// Calls `enqueue` while the stream counts as waiting, and returns its result. For a caller

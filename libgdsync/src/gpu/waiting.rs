@@ -317,6 +317,14 @@ impl Waiting {
         }
     }
 
+    /// Refuses with `QueueFull` if one more submission would block the caller, also if `stream` does not wait.
+    pub fn check_full(stream: &Stream, operation: &'static str) -> Result<()> {
+        match stream.handle().load() {
+            Some((count, limit)) if count >= limit => Err(full(stream, operation, count, limit)),
+            _ => Ok(()),
+        }
+    }
+
     #[cold]
     fn take_slot(
         &self,

@@ -53,11 +53,11 @@ pub(crate) struct Unpack<const N: usize> {
     /// See `long_room`.
     pub long_len: u64,
     /// A 64-bit word in device memory, which kernels of the sender read: set to `number` once the
-    /// payload was read; or 0.
+    /// payload was read; or 0. Either this word or `consumed` is the credit of the message.
     pub credit: u64,
     /// Two 64-bit words in device memory, or 0. The second one gets the request's result, and behind it the
     /// first one gets `value`, to which the length is added for a success. A success is stored here alone; a
-    /// failure is stored in `consumed` and `result` first.
+    /// failure is stored in `result` first, and nothing in `consumed`.
     pub ended: u64,
     /// See `ended`: the low 44 bits are 0.
     pub value: u64,

@@ -37,9 +37,14 @@ impl Engine {
         let deadline = self.host().now() + self.config.timeout;
         let mut differs = None;
         let mut lost = None;
+        let forget = |state: &mut State| {
+            let peers = state.peers.iter_mut();
+            peers.for_each(|peer| peer.liveness.joins = false);
+        };
         self.wait(deadline, &mut || {
             self.progress();
             let state = &mut *self.lock();
+            forget(state);
             for (one, record) in neighbours.iter().zip(&mut theirs) {
                 if record.is_none() {
                     *record = take_record(state, one);
@@ -47,15 +52,18 @@ impl Engine {
                         differs.get_or_insert((one.rank, e));
                     }
                 }
-                let peer = state.peers.get(one.rank);
                 if record.is_none()
-                    && let Some(peer) = peer.filter(|peer| !peer.is_here())
+                    && let Some(peer) = state.peers.get_mut(one.rank)
                 {
-                    lost = Some(peer.error(BUILD));
+                    peer.liveness.joins = true;
+                    if !peer.is_here() {
+                        lost = Some(peer.error(BUILD));
+                    }
                 }
             }
             differs.is_some() || lost.is_some() || theirs.iter().all(Option::is_some)
         });
+        forget(&mut self.lock());
         let missing = neighbours
             .iter()
             .zip(&theirs)

@@ -151,6 +151,8 @@ pub(crate) struct Incoming {
     pub unadvertised: bool,
     /// Where the stream that posted it has reached it; `None`: no mark is enqueued.
     pub reached: Option<Mark>,
+    /// The stream that waits already, by an event, for the stream that posted the receive.
+    pub behind: Option<u64>,
     /// The value of the word in device memory in which its kernel stores that it has ended; see
     /// [`Table::make_report`](super::table::Table::make_report).
     pub ended: Option<u64>,
@@ -176,9 +178,33 @@ pub(crate) struct Waiter {
     pub stream: u64,
     /// Position of the wait, in the order of posts and waits.
     pub order: u64,
-    /// Done when the stream has passed the wait: until then the word belongs to this request.
-    /// `None`: it cannot be determined.
-    pub passed: Option<Event>,
+    /// When the stream has passed the wait: until then the word belongs to this request.
+    pub passed: Passed,
+}
+
+/// When a stream has passed a [`Waiter`].
+#[derive(Debug)]
+pub(crate) enum Passed {
+    /// It cannot be determined.
+    Unknown,
+    /// When the event is done.
+    At(Event),
+    /// When the stream has run its present work: there was no room for an event yet.
+    AtEnd(WeakStream),
+}
+
+impl Passed {
+    /// Whether the stream has passed; never waits for it.
+    pub fn is_done(&mut self) -> bool {
+        if let Passed::AtEnd(stream) = self {
+            match stream.end() {
+                Ok(Some(end)) => *self = Passed::At(end),
+                Ok(None) => return true,
+                Err(e) => return e.kind() == gdsync::Kind::DeviceLost,
+            }
+        }
+        matches!(self, Passed::At(event) if event.is_done().unwrap_or(true))
+    }
 }
 
 /// The fields of every request.

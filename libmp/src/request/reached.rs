@@ -200,6 +200,8 @@ impl Reached {
         let Some(stream) = stream.lend() else {
             return Ok(None);
         };
+        // The background work retries.
+        stream.check_free()?;
         let (word, count) = self.word(mark);
         let mut list = List::<1>::new();
         list.store(word, count);

@@ -8,7 +8,7 @@ use gdsync::gpu::{DevicePtr, MemoryKind, Word64};
 use gdsync::{Gpu, Status};
 use slotmap::{DefaultKey, Key, SlotMap};
 
-use super::entry::{Entry, Handle, Incoming, Operation, Waiter};
+use super::entry::{Entry, Handle, Incoming, Operation};
 use super::fault::Fault;
 use super::one_sided::{Releases, SignalWait};
 use super::step::Step;
@@ -171,13 +171,9 @@ impl Table {
 
     /// Removes a request that has ended, if its word is no longer used.
     pub fn forget(&mut self, key: RequestKey) -> bool {
-        let passed = |w: &Waiter| {
-            let event = w.passed.as_ref();
-            event.is_some_and(|event| event.is_done().unwrap_or(true))
-        };
-        let free = self.entries.get(key).is_some_and(|entry| {
-            let done = entry.status().is_some();
-            done && entry.handle != Handle::Held && entry.waiters.iter().all(passed)
+        let free = self.entries.get_mut(key).is_some_and(|entry| {
+            let done = entry.status().is_some() && entry.handle != Handle::Held;
+            done && entry.waiters.iter_mut().all(|w| w.passed.is_done())
         });
         if free {
             clear(self.result_word(key));
@@ -280,21 +276,14 @@ impl Table {
         }
     }
 
-    /// The result that a kernel stored for the request; `None` if there is none yet. `true`: it is in
-    /// device memory alone.
-    pub fn result_and_in_device(&self, key: RequestKey) -> Option<((Status, u64), bool)> {
+    /// The result that a kernel stored for the request; `None` if there is none yet.
+    pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
         // A kernel that ends a receive with a failure stores it in host memory first.
         let report = self.report(key).and_then(|([ended, _], value)| {
             let len = ended.load().wrapping_sub(value);
-            (len <= word::MAX_LEN).then_some(((Status::SUCCESS, len), true))
+            (len <= word::MAX_LEN).then_some((Status::SUCCESS, len))
         });
-        let host = word::parse_result(self.result_word(key).load().unwrap_or(0));
-        host.map(|host| (host, false)).or(report)
-    }
-
-    /// As [`Table::result_and_in_device`], the result alone.
-    pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
-        Some(self.result_and_in_device(key)?.0)
+        word::parse_result(self.result_word(key).load().unwrap_or(0)).or(report)
     }
 
     /// Stores how a request ended.

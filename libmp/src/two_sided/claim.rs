@@ -310,7 +310,9 @@ pub(super) fn unpack<const N: usize>(
         flagged: channel.flagged_addr(number),
         long_room,
         long_len,
-        credit: channel.credit_addr(number),
+        // The word `consumed` is the credit of any other receive: once the sender has the credit, the next message
+        // of the slot may come, and a later store of this kernel could land over its word.
+        credit: report.map_or(0, |_| channel.credit_addr(number)),
         ended: report.map_or(0, |report| addr(&report.word)),
         value: report.map_or(0, |report| report.value),
         count,

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use gds_step::Thread;
+use gds_step::{Thread, Time};
 use gdsync::Status;
+use gdsync::gpu::Event;
 
 use super::engine::Engine;
 use super::peer::{Cause, Closing, Failure, Peer, Standing};
@@ -30,6 +31,7 @@ impl Engine {
             let what = format!("{count} {requests} did not end within {limit}: {open}");
             return Err(Error::new(OPERATION, Kind::Timeout, what));
         }
+        self.settle(deadline);
         self.ask_to_leave(true);
         let mut unanswered = Vec::new();
         self.wait(deadline, &mut || {
@@ -50,6 +52,22 @@ impl Engine {
                 Err(Error::new(OPERATION, Kind::Timeout, what).with_rank(*rank))
             }
         }
+    }
+
+    /// Waits until what streams have sent by mapped memory is visible to the peers. A send ends when its payload is
+    /// read; its stores are visible when its kernel has ended.
+    fn settle(&self, deadline: Time) {
+        /// Much longer than the end of a kernel takes. A stream that waits for later work of the application
+        /// has ended its earlier kernels.
+        const MOST: Duration = Duration::from_millis(5);
+        if !self.paths.maps() {
+            return;
+        }
+        let ends: Vec<Event> = self.lock().lanes.ends().collect();
+        let is_done = |end: &Event| end.is_done().unwrap_or(true);
+        self.wait(deadline.min(self.host().now() + MOST), &mut || {
+            ends.iter().all(is_done)
+        });
     }
 
     /// Asks peers whether a message is in flight to this rank: all peers, or those that are new

@@ -2,7 +2,6 @@
 //! failures; and how a peer is given up.
 
 use gdsync::Status;
-use gdsync::gpu::WeakStream;
 
 use super::bind::unbind;
 use super::channel::RecvChannel;
@@ -17,7 +16,7 @@ use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
-use crate::request::entry::{Entry, Handle, Operation, ReceiveState, SendState, Waiter};
+use crate::request::entry::{Entry, Handle, Operation, Passed, ReceiveState, SendState, Waiter};
 use crate::request::fault::{Fault, Name, Why};
 use crate::request::table::RequestKey;
 use crate::wire::control::Control;
@@ -45,8 +44,16 @@ impl Engine {
             return;
         };
         let stream = entry.poster.stream.take();
-        if failed && entry.send().is_some_and(|send| send.late.is_some()) {
-            entry.waiters.extend(stream.as_ref().and_then(kernel_of));
+        if failed
+            && entry.send().is_some_and(|send| send.late.is_some())
+            && let Some(stream) = &stream
+        {
+            // The kernel of the send may be enqueued still, and stores its result.
+            entry.waiters.push(Waiter {
+                stream: stream.id(),
+                order: 0,
+                passed: Passed::AtEnd(stream.clone()),
+            });
         }
         let late = entry.take_late();
         if let Some(peer) = state.peers.get_mut(entry.peer) {
@@ -561,21 +568,6 @@ impl Engine {
         state.trash.memory.extend(staging);
         self.advance(state, key);
     }
-}
-
-/// Keeps the words of a late send that failed: its kernel may be enqueued on `stream` still, and
-/// stores its result there. `None`: the stream has run it.
-fn kernel_of(stream: &WeakStream) -> Option<Waiter> {
-    let passed = match stream.end() {
-        Ok(end) => Some(end?),
-        Err(e) if e.kind() == gdsync::Kind::DeviceLost => return None,
-        Err(_) => None,
-    };
-    Some(Waiter {
-        stream: stream.id(),
-        order: 0,
-        passed,
-    })
 }
 
 /// Puts a word that refuses message `number`, whose receive has ended without it.

@@ -2,7 +2,7 @@
 //! waiting stream does not block another.
 
 use gdsync::Stream;
-use gdsync::gpu::WeakStream;
+use gdsync::gpu::{Event, WeakStream};
 use gdsync::rdma::Doorbell;
 
 use crate::path::LANES;
@@ -35,6 +35,12 @@ impl StreamLanes {
     /// The doorbell of a lane.
     pub fn doorbell(&self, lane: u8) -> Option<Doorbell> {
         Some(self.0.get(usize::from(lane))?.doorbell)
+    }
+
+    /// The present ends of the streams that have unfinished work and room for an event.
+    pub fn ends(&self) -> impl Iterator<Item = Event> {
+        let streams = self.0.iter().flat_map(|lane| &lane.streams);
+        streams.filter_map(|(stream, _)| stream.end().ok().flatten())
     }
 
     /// The lane of a stream, which the stream keeps as long as it lives.

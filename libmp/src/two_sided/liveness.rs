@@ -35,6 +35,8 @@ pub(crate) struct Liveness {
     pub gone: bool,
     /// An agreement waits for the peer.
     pub awaited: bool,
+    /// A neighbourhood is being built, and waits for the record of the peer.
+    pub joins: bool,
     /// The time when a control message of the peer last arrived.
     pub heard: Option<Time>,
     /// The time of the last ping.

@@ -140,8 +140,14 @@ pub(super) fn posted_by_another(
     }
     let receive = known(&mut state.requests, key)?.receive();
     let Some(mark) = receive.and_then(|receive| receive.reached) else {
-        // The last handle of that stream was dropped, or that stream is full.
-        poster.precede(stream)?;
+        // The last handle of that stream was dropped, or that stream is full. A call that is repeated enqueues
+        // no second wait.
+        let receive = state.requests.receive_mut(key);
+        if let Some(receive) = receive.filter(|receive| receive.behind != Some(stream.id())) {
+            stream.check_free()?;
+            poster.precede(stream)?;
+            receive.behind = Some(stream.id());
+        }
         return Ok(None);
     };
     let (word, count) = state.reached.word(mark);

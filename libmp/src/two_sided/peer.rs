@@ -226,6 +226,7 @@ impl Peer {
         self.link.is_opening()
             || self.meeting.waits
             || self.liveness.awaited
+            || self.liveness.joins
             || matches!(self.standing, Standing::Here { closing, .. } if closing == asked)
             || self.channels.is_opening()
     }

@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
 use crate::path::{Batch, Lane, List, MOST_BYTES, Put, uncaptured};
 use crate::request::entry::{
-    Common, Entry, Late, Operation, Outgoing, Segments, SendState, Waiter,
+    Common, Entry, Late, Operation, Outgoing, Passed, Segments, SendState, Waiter,
 };
 use crate::request::table::{RequestKey, Table};
 
@@ -417,7 +417,7 @@ pub(super) fn note_waiter(
     let waiter = Waiter {
         stream: stream.id(),
         order,
-        passed,
+        passed: passed.map_or(Passed::Unknown, Passed::At),
     };
     known(requests, key)?.waiters.push(waiter);
     Ok(())

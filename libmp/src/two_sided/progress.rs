@@ -146,10 +146,10 @@ impl Engine {
                     if !self.refuse(state, key) {
                         return false;
                     }
-                    if let Some(((status, len), in_device)) =
-                        state.requests.result_and_in_device(key)
-                    {
-                        if in_device && let Ok((common, _, channel, _)) = state.incoming(key) {
+                    if let Some((status, len)) = state.requests.result(key) {
+                        if let Ok((common, receive, channel, _)) = state.incoming(key)
+                            && receive.ended.is_some()
+                        {
                             channel.set_taken(common.number);
                         }
                         self.finish(state, key, status, len);

@@ -126,20 +126,24 @@ fn expect<const N: usize>(
 /// Puts the words of a receive that ended with these values into the image.
 pub(super) fn ended(bench: &mut Bench, (status, len, consumed): (Status, u64, u64), tells: bool) {
     bench.put64(CONSUMED, consumed);
+    in_host(bench, (status, len), tells);
+}
+
+fn in_host(bench: &mut Bench, (status, len): (Status, u64), tells: bool) {
     bench.put64(RESULT, result(status, len));
     if status != Status::SUCCESS && tells {
         bench.put32(ERROR, status.0);
     }
 }
 
-/// As [`ended`], of a receive with words in device memory.
+/// As [`ended`], of a receive with words in device memory: nothing is stored in `consumed`.
 pub(super) fn ended_in_device(bench: &mut Bench, ends: (Status, u64, u64), tells: bool) {
     let (status, len, _) = ends;
     bench.put64(DEVICE_RESULT, result(status, len));
     if status == Status::SUCCESS {
         bench.put64(ENDED, VALUE + len);
     } else {
-        ended(bench, ends, tells);
+        in_host(bench, (status, len), tells);
         bench.put64(ENDED, VALUE);
     }
 }
