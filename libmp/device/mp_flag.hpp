@@ -19,6 +19,8 @@ constexpr u32 kHeadLines = 2;
 constexpr u32 kElsewhere = 1u << 31;
 constexpr u32 kLong = 1u << 30;
 constexpr u32 kLengthLines = 2;
+// Bytes of payload that a room has at least (libmp/src/two_sided/channel/mod.rs).
+constexpr u64 kLeastRoom = 64;
 
 // In a dependent launch, a kernel that waits for words of peers: its first warp waits, and meanwhile
 // the next one lets the next launch start behind the end of the earlier work. So at most two kernels

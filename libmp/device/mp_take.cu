@@ -45,7 +45,8 @@ GDS_DEVICE bool take_parts(const Unpack<1>& p) {
     const u64* shown = r.lines() + kLengthLines + index;
     constexpr u32 kMostBlocks = 64;
     const u32 most_blocks = blockDim.x < kMostBlocks ? blockDim.x : kMostBlocks;
-    const bool shows = large && index < most_blocks && 4ull * (kLengthLines + index) < room_len;
+    const u64 room_lines = (room_len > kLeastRoom ? room_len : kLeastRoom) / 4;
+    const bool shows = large && index < most_blocks && kLengthLines + index < room_lines;
     const bool has = at < most || (large && index == 0);
     if (threadIdx.x == 0) *stop = 0;
     if (blockDim.x > 1) __syncthreads();
