@@ -376,7 +376,8 @@ impl Gpu {
     /// # Safety
     /// While `owner` lives, the memory stays valid, and others access it only atomically, or while
     /// neither this GPU nor a NIC accesses it. Without an owner this must hold until the
-    /// registration and all its windows are dropped *and* all earlier operations have completed.
+    /// registration, all its windows and all graphs that access the memory are dropped *and* all
+    /// earlier operations have completed.
     pub unsafe fn register_host(
         &self,
         ptr: *mut u8,
