@@ -109,7 +109,7 @@ Stream* make_stream(Context* context) {
 int enqueue(Lock& lock, Stream* stream, Command command) {
     Machine& m = machine();
     if (stream->capturing) {
-        stream->captured++;
+        stream->captured.push_back(std::move(command));
         return kOk;
     }
     if (stream->queue.size() >= kStreamBound) {

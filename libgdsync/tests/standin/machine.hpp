@@ -41,7 +41,20 @@ struct Stream {
     bool capturing = false, invalidated = false;
     int capture_mode = 0;
     u64 capture_thread = 0;
-    u64 captured = 0;
+    std::vector<Command> captured;
+};
+
+// A captured graph. The tests read the number of its commands.
+struct Graph {
+    u64 count;
+    std::vector<Command> commands;
+};
+
+// A graph for launches, which run one after the other.
+struct GraphExec {
+    Context* context;
+    std::vector<Command> commands;
+    u64 launched = 0, finished = 0;
 };
 
 // Number of streams for which a context makes room at a time.
@@ -149,7 +162,8 @@ struct Machine {
     std::map<u64, Physical> physical;
     // Reserved address space: address, length.
     std::map<u64, u64> reserved;
-    std::set<void*> graphs;
+    std::set<Graph*> graphs;
+    std::map<GraphExec*, std::shared_ptr<GraphExec>> execs;
     std::map<u64, Range> memory;
     std::map<u64, u64> io_memory;
     u64 next_id = 1;

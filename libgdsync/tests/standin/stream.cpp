@@ -268,16 +268,17 @@ STANDIN_API int cuStreamBeginCapture_v2(void* handle, int mode) {
         const int code = own_stream(m, handle, &stream);
         if (code != kOk) return code;
         if (stream == stream->context->legacy) return kCaptureUnsupported;
+        if (stream->capturing) return kIllegalState;
         stream->capturing = true;
         stream->invalidated = false;
         stream->capture_mode = mode;
         stream->capture_thread = thread_id();
-        stream->captured = 0;
+        stream->captured.clear();
         return kOk;
     }, handle, static_cast<u64>(mode));
 }
 
-STANDIN_API int cuStreamEndCapture(void* handle, void** graph) {
+STANDIN_API int cuStreamEndCapture(void* handle, Graph** graph) {
     return call("cuStreamEndCapture", Need::context, [&](Machine& m, Lock&) -> int {
         Stream* stream;
         const int code = own_stream(m, handle, &stream);
@@ -285,7 +286,7 @@ STANDIN_API int cuStreamEndCapture(void* handle, void** graph) {
         if (!stream->capturing) return kCaptureUnmatched;
         stream->capturing = false;
         if (stream->invalidated) return kCaptureInvalidated;
-        *graph = new u64(stream->captured);
+        *graph = new Graph{stream->captured.size(), std::move(stream->captured)};
         m.graphs.insert(*graph);
         return kOk;
     }, handle);
@@ -299,12 +300,59 @@ STANDIN_API int cuThreadExchangeStreamCaptureMode(int* mode) {
     });
 }
 
-STANDIN_API int cuGraphDestroy(void* graph) {
+STANDIN_API int cuGraphDestroy(Graph* graph) {
     return call("cuGraphDestroy", Need::init, [&](Machine& m, Lock&) -> int {
         if (m.graphs.erase(graph) == 0) return kInvalidHandle;
-        delete static_cast<u64*>(graph);
+        delete graph;
         return kOk;
     }, graph);
+}
+
+STANDIN_API int cuGraphInstantiateWithFlags(GraphExec** out, Graph* graph, unsigned long long flags) {
+    return call("cuGraphInstantiateWithFlags", Need::context, [&](Machine& m, Lock&) -> int {
+        if (m.graphs.count(graph) == 0) return kInvalidHandle;
+        if (flags != 0) return kInvalidValue;
+        auto exec = std::make_shared<GraphExec>(GraphExec{current_context(), graph->commands});
+        *out = exec.get();
+        m.execs[*out] = exec;
+        return kOk;
+    }, graph, u64{flags});
+}
+
+STANDIN_API int cuGraphUpload(GraphExec* exec, void* handle) {
+    return call("cuGraphUpload", Need::context, [&](Machine& m, Lock&) -> int {
+        Stream* stream;
+        const int code = own_stream(m, handle, &stream);
+        if (code != kOk) return code;
+        if (stream->capturing) return kCaptureUnsupported;
+        return m.execs.count(exec) == 0 ? kInvalidHandle : kOk;
+    }, exec, handle);
+}
+
+STANDIN_API int cuGraphLaunch(GraphExec* handle, void* stream_handle) {
+    return call("cuGraphLaunch", Need::context, [&](Machine& m, Lock& lock) -> int {
+        Stream* stream;
+        const int code = own_stream(m, stream_handle, &stream);
+        if (code != kOk) return code;
+        auto found = m.execs.find(handle);
+        if (found == m.execs.end() || handle->context != stream->context) return kInvalidHandle;
+        if (handle->commands.empty()) return kOk;
+        return enqueue(lock, stream, [exec = found->second, commands = handle->commands, before = handle->launched++, next = size_t{0}]() mutable {
+            if (exec->finished < before) return Step::waits;
+            for (; next < commands.size(); next++) {
+                const Step step = commands[next]();
+                if (step != Step::done) return step;
+            }
+            exec->finished++;
+            return Step::done;
+        });
+    }, handle, stream_handle);
+}
+
+STANDIN_API int cuGraphExecDestroy(GraphExec* exec) {
+    return call("cuGraphExecDestroy", Need::init, [&](Machine& m, Lock&) -> int {
+        return m.execs.erase(exec) == 0 ? kInvalidHandle : kOk;
+    }, exec);
 }
 
 STANDIN_API int cuEventCreate(Event** out, unsigned flags) {

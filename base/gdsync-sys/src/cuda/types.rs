@@ -33,6 +33,8 @@ opaque! {
     CUfunction -> CUfunc_st;
     /// A graph, the result of a capture.
     CUgraph -> CUgraph_st;
+    /// A graph that streams can launch.
+    CUgraphExec -> CUgraphExec_st;
 }
 
 /// A device, by its ordinal.

@@ -18,8 +18,8 @@ pub use softgpu::{Kernel as SoftKernel, Stream as SoftStream, Weak};
 use super::host::{self, HostPool};
 use super::identity::Device;
 use super::runtime::{
-    Allocation, Backing, Ends, EventHandle, ModuleHandle, Opener, Owner, Runtime, StreamHandle,
-    View, foreign,
+    Allocation, Backing, Ends, EventHandle, GraphHandle, ModuleHandle, Opener, Owner, Runtime,
+    StreamHandle, View, foreign,
 };
 use super::{
     Dims, Gpu, GpuIdentity, Kernel, KernelImage, Mapped, MemoryKind, SOFT_CAPS, SharedMemory,
@@ -538,6 +538,22 @@ impl StreamHandle for softgpu::Stream {
         softgpu::Stream::wait_event(self, event).map_err(|e| system("wait for event", &e))
     }
 
+    fn begin_capture(&self) -> Result<()> {
+        softgpu::Stream::begin_capture(self).map_err(|e| system("begin capture", &e))
+    }
+
+    fn end_capture(&self) -> Result<Box<dyn GraphHandle>> {
+        let graph = softgpu::Stream::end_capture(self).map_err(|e| system("end capture", &e))?;
+        Ok(Box::new(graph))
+    }
+
+    fn launch_graph(&self, graph: &dyn GraphHandle) -> Result<()> {
+        let graph: &softgpu::Graph = (graph as &dyn Any)
+            .downcast_ref()
+            .ok_or_else(|| foreign("launch graph", "graph", self.gpu().name()))?;
+        graph.launch(self).map_err(|e| system("launch graph", &e))
+    }
+
     fn load(&self) -> Option<(u32, u32)> {
         let count = |n| u32::try_from(n).unwrap_or(u32::MAX);
         Some((count(self.pending()), count(self.bound())))
@@ -559,6 +575,8 @@ impl StreamHandle for softgpu::Stream {
         softgpu::Stream::set_number(self, id);
     }
 }
+
+impl GraphHandle for softgpu::Graph {}
 
 #[inline]
 fn translate(op: &Op) -> softgpu::MemOp {
@@ -636,6 +654,8 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
         | E::BadConfig { .. }
         | E::BadImport { .. }
         | E::AlreadyRegistered { .. } => Kind::Invalid,
+        E::NotCapturing { .. } => Kind::WrongState,
+        E::OtherGpu { .. } => Kind::Foreign,
         _ => Kind::System,
     };
     let what = match e {
