@@ -122,8 +122,7 @@ impl Stream {
     /// Ends the capture that [`Stream::begin_capture`] began, and returns the graph of the recorded
     /// work. The capture ends even if the call fails.
     ///
-    /// On CUDA the driver prepares the graph for its launches, and may block the caller while a
-    /// stream of the GPU waits: end captures before streams wait.
+    /// On CUDA the driver prepares the graph for its launches on this stream, behind its work.
     ///
     /// # Errors
     /// `WrongState` if no call of `begin_capture` began a capture; `System` if the runtime refuses,
@@ -190,7 +189,9 @@ impl Graph {
     /// stream.
     ///
     /// A graph whose work waits makes the stream count as waiting until it is idle; see
-    /// [`Gpu::max_waiting_streams`]. So does one that is launched on several streams.
+    /// [`Gpu::max_waiting_streams`]. So does one that is launched on several streams. On CUDA a
+    /// launch takes the room of one submission if the graph has only kernels, otherwise of one for
+    /// each of its kernels, copies and lists.
     ///
     /// # Errors
     /// `Foreign` for a stream of another GPU; `Unsupported` if the stream is under capture;
@@ -211,7 +212,8 @@ impl Graph {
             only.store(SEVERAL, Ordering::Relaxed);
         }
         let wait = (recorded.waits || several).then_some(Proof::Idle);
-        stream.admit(OPERATION, 1, wait)?;
+        let submissions = handle.submissions().unwrap_or(recorded.submissions);
+        stream.admit(OPERATION, submissions, wait)?;
         let work = || Work::Graph(recorded.submissions);
         stream.observed(work, |stream| stream.launch_graph(&**handle))
     }

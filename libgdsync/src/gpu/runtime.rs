@@ -214,7 +214,10 @@ pub(crate) trait EventHandle: Any + Send + Sync {
 }
 
 /// A graph of the runtime. A launch of it runs to its end after the drop.
-pub(crate) trait GraphHandle: Any + Send + Sync {}
+pub(crate) trait GraphHandle: Any + Send + Sync {
+    /// The number of submissions that a launch takes of the room of a stream; `None`: unknown.
+    fn submissions(&self) -> Option<u32>;
+}
 
 /// Loaded kernels.
 pub(crate) trait ModuleHandle: Send + Sync {

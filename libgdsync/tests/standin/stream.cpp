@@ -308,11 +308,30 @@ STANDIN_API int cuGraphDestroy(Graph* graph) {
     }, graph);
 }
 
+STANDIN_API int cuGraphGetNodes(Graph* graph, Node** nodes, size_t* count) {
+    return call("cuGraphGetNodes", Need::init, [&](Machine& m, Lock&) -> int {
+        if (m.graphs.count(graph) == 0) return kInvalidHandle;
+        for (size_t i = 0; nodes != nullptr && i < *count; i++) nodes[i] = i < graph->nodes.size() ? &graph->nodes[i] : nullptr;
+        if (nodes == nullptr || *count > graph->nodes.size()) *count = graph->nodes.size();
+        return kOk;
+    }, graph);
+}
+
+STANDIN_API int cuGraphNodeGetType(Node* node, int* type) {
+    return call("cuGraphNodeGetType", Need::init, [&](Machine&, Lock&) -> int {
+        constexpr int kKernel = 0, kMemOps = 12;
+        *type = node->kernel ? kKernel : kMemOps;
+        return kOk;
+    }, node);
+}
+
 STANDIN_API int cuGraphInstantiateWithFlags(GraphExec** out, Graph* graph, unsigned long long flags) {
     return call("cuGraphInstantiateWithFlags", Need::context, [&](Machine& m, Lock&) -> int {
         if (m.graphs.count(graph) == 0) return kInvalidHandle;
         if (flags != 0) return kInvalidValue;
-        auto exec = std::make_shared<GraphExec>(GraphExec{current_context(), graph->commands});
+        bool kernels = true;
+        for (const Node& node : graph->nodes) kernels &= node.kernel;
+        auto exec = std::make_shared<GraphExec>(GraphExec{current_context(), graph->nodes, kernels});
         *out = exec.get();
         m.execs[*out] = exec;
         return kOk;
@@ -336,16 +355,24 @@ STANDIN_API int cuGraphLaunch(GraphExec* handle, void* stream_handle) {
         if (code != kOk) return code;
         auto found = m.execs.find(handle);
         if (found == m.execs.end() || handle->context != stream->context) return kInvalidHandle;
-        if (handle->commands.empty()) return kOk;
-        return enqueue(lock, stream, [exec = found->second, commands = handle->commands, before = handle->launched++, next = size_t{0}]() mutable {
-            if (exec->finished < before) return Step::waits;
-            for (; next < commands.size(); next++) {
-                const Step step = commands[next]();
-                if (step != Step::done) return step;
-            }
-            exec->finished++;
-            return Step::done;
-        });
+        auto exec = found->second;
+        const u64 before = exec->launched++;
+        const size_t all = exec->nodes.size(), each = exec->kernels ? all : 1;
+        for (size_t first = 0; first < all; first += each) {
+            const std::vector<Node> nodes(exec->nodes.begin() + first, exec->nodes.begin() + first + each);
+            const int code = enqueue(lock, stream, [exec, nodes, before, last = first + each == all, next = size_t{0}]() mutable {
+                if (exec->finished < before) return Step::waits;
+                for (; next < nodes.size(); next++) {
+                    const Step step = nodes[next].command();
+                    if (step != Step::done) return step;
+                }
+                exec->finished += last;
+                return Step::done;
+            });
+            if (code != kOk) return code;
+        }
+        if (all == 0) exec->finished++;
+        return kOk;
     }, handle, stream_handle);
 }
 

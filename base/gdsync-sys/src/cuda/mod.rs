@@ -340,6 +340,14 @@ crate::dl_api! {
             fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CudaResult;
             /// Destroys a graph.
             fn cuGraphDestroy(graph: CUgraph) -> CudaResult;
+            /// The number of nodes of a graph, and up to `count` of them; none if `nodes` is null.
+            fn cuGraphGetNodes(
+                graph: CUgraph,
+                nodes: *mut CUgraphNode,
+                count: *mut usize,
+            ) -> CudaResult;
+            /// The type of a node.
+            fn cuGraphNodeGetType(node: CUgraphNode, kind: *mut CUgraphNodeType) -> CudaResult;
             /// Makes a graph that streams can launch; `flags` is 0.
             fn cuGraphInstantiateWithFlags(
                 exec: *mut CUgraphExec,

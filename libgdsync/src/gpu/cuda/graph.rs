@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use gds_step::Mutex;
-use gdsync_sys::cuda::types::{CUgraphExec, CUstream};
-use gdsync_sys::cuda::{CudaResult, consts};
+use gdsync_sys::cuda::types::{CUgraph, CUgraphExec, CUgraphNode, CUstream};
+use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
 use super::context::Context;
 use crate::error::{Error, Kind, Result};
@@ -16,6 +16,7 @@ pub(super) struct CudaGraph {
     /// Locked during every call: the driver does not synchronise calls with one graph.
     exec: Mutex<CUgraphExec>,
     launch: unsafe extern "C" fn(CUgraphExec, CUstream) -> CudaResult,
+    submissions: Option<u32>,
 }
 
 // SAFETY: a handle of the driver, which any thread may use, one at a time.
@@ -23,7 +24,34 @@ unsafe impl Send for CudaGraph {}
 // SAFETY: as above.
 unsafe impl Sync for CudaGraph {}
 
-impl GraphHandle for CudaGraph {}
+impl GraphHandle for CudaGraph {
+    fn submissions(&self) -> Option<u32> {
+        self.submissions
+    }
+}
+
+/// The number of submissions that a launch takes, measured with driver 580 on an H100: one if all
+/// nodes are kernels, otherwise one for each node. `None`: the driver does not tell.
+fn submissions(cuda: &Cuda, graph: CUgraph) -> Option<u32> {
+    let (get, kind) = (cuda.cuGraphGetNodes?, cuda.cuGraphNodeGetType?);
+    let mut count = 0;
+    // SAFETY: a live graph; without a list only the number is stored.
+    let asked = unsafe { get(graph, std::ptr::null_mut(), &mut count) };
+    let mut nodes = vec![std::ptr::null_mut(); count];
+    // SAFETY: a list of `count` nodes.
+    let listed = unsafe { get(graph, nodes.as_mut_ptr(), &mut count) };
+    let is_kernel = |node: &CUgraphNode| {
+        let mut found = u32::MAX;
+        // SAFETY: a node of the graph.
+        let _ = unsafe { kind(*node, &mut found) };
+        found == consts::CU_GRAPH_NODE_TYPE_KERNEL
+    };
+    let known = asked.is_success() && (listed.is_success() || count == 0);
+    known.then(|| match nodes.iter().all(is_kernel) {
+        true => 1,
+        false => u32::try_from(count).unwrap_or(u32::MAX),
+    })
+}
 
 /// A function of the driver's table that graphs need.
 fn function<F: Copy>(f: Option<F>, operation: &'static str, name: &str) -> Result<F> {
@@ -70,6 +98,7 @@ pub(super) fn end(context: &Arc<Context>, stream: CUstream) -> Result<CudaGraph>
     // SAFETY: a live stream of the current context.
     let ended = unsafe { end(stream, &mut graph) };
     context.check(ended, OPERATION, "cuStreamEndCapture")?;
+    let submissions = submissions(cuda, graph);
     // SAFETY: the graph of the capture.
     let made = unsafe { instantiate(&mut exec, graph, 0) };
     if let Some(destroy) = cuda.cuGraphDestroy {
@@ -82,6 +111,7 @@ pub(super) fn end(context: &Arc<Context>, stream: CUstream) -> Result<CudaGraph>
         context: Arc::clone(context),
         exec: Mutex::new(exec),
         launch,
+        submissions,
     };
     // Without this call the first launch prepares the graph.
     if let Some(upload) = cuda.cuGraphUpload {

@@ -116,9 +116,9 @@ impl CudaStream {
     /// Counts an enqueued submission, unless it goes into a graph.
     #[inline]
     pub(super) fn count(&self) {
-        let enqueued = !self.captured.load(Ordering::Relaxed);
-        self.submitted
-            .fetch_add(u32::from(enqueued), Ordering::Relaxed);
+        if !self.captured.load(Ordering::Relaxed) {
+            self.submitted.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Queries the driver; see [`CudaStream::is_idle`].
@@ -274,9 +274,9 @@ impl StreamHandle for CudaStream {
         let Some(graph) = (graph as &dyn Any).downcast_ref::<CudaGraph>() else {
             return Err(foreign("launch graph", "graph", self.context.name()));
         };
-        let launched = graph.launch(self.raw);
-        self.count();
-        launched
+        let submissions = graph.submissions().unwrap_or(1);
+        self.submitted.fetch_add(submissions, Ordering::Relaxed);
+        graph.launch(self.raw)
     }
 
     /// A stream under capture is not queried, because the query would end the capture: it counts as

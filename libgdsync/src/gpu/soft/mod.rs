@@ -576,7 +576,11 @@ impl StreamHandle for softgpu::Stream {
     }
 }
 
-impl GraphHandle for softgpu::Graph {}
+impl GraphHandle for softgpu::Graph {
+    fn submissions(&self) -> Option<u32> {
+        Some(1)
+    }
+}
 
 #[inline]
 fn translate(op: &Op) -> softgpu::MemOp {
