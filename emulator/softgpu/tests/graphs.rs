@@ -195,6 +195,12 @@ fn a_launch_waits_for_room_and_its_operations_stay_together() {
     stream.submit([write32(pin.addr(), 3)]).unwrap();
     sync(&stream);
     assert_eq!((window.load64(8), window.load32(0)), (Ok(200), Ok(3)));
+    // The stream is dropped while the graph runs, and another one is dropped idle.
+    graph.launch(&stream).unwrap();
+    drop(stream);
+    drop(gpu.stream().unwrap());
+    env.settle();
+    assert_eq!(window.load64(8), Ok(300));
 }
 
 #[test]
