@@ -31,7 +31,6 @@ mod config;
 mod error;
 mod event;
 mod gpu;
-mod graph;
 mod kernel;
 mod op;
 mod posted;
@@ -49,8 +48,9 @@ pub use budget::Reserved;
 pub use config::{Caps, Config, Weak};
 pub use error::{DeviceError, Error, Fault, Object};
 pub use event::Event;
-pub use gpu::{CpuView, DeviceMemory, Ends, Engine, Gpu, HostRegistration, PinnedMemory, Stream};
-pub use graph::Graph;
+pub use gpu::{
+    CpuView, DeviceMemory, Ends, Engine, Gpu, Graph, HostRegistration, PinnedMemory, Stream,
+};
 pub use kernel::{
     Dims, Entry, Fault as KernelFault, GridConfig, GridPool, Kernel, LaunchError, MAX_ARGS,
     MAX_BLOCK_THREADS, MAX_DYNAMIC_SHARED,

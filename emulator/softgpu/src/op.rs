@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::graph::Recorded;
+use crate::backing::Backing;
 use crate::queue::Ring;
 use crate::{DevAddr, Dims, Error, Kernel, Stamp};
 
@@ -237,6 +237,14 @@ impl Op {
             Op::Record | Op::Stamp(_) | Op::WaitEvent { .. } | Op::Graph(_)
         )
     }
+}
+
+/// What a launch of a graph runs. A ring holds it until the launch has run.
+#[derive(Debug, Default)]
+pub(crate) struct Recorded {
+    pub(crate) ops: Vec<Op>,
+    /// The memory of the operands, which is kept.
+    pub(crate) memory: Vec<Arc<Backing>>,
 }
 
 /// A kernel, its dimensions and its arguments.

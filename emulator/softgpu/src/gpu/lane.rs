@@ -10,9 +10,8 @@ use super::stream::Shared;
 use super::stream_memory::StreamMemory;
 use crate::DeviceError;
 use crate::event::Mark;
-use crate::graph::Recorded;
 use crate::kernel::{Grid, GridConfig, GridState, KernelContext};
-use crate::op::{DATA, InlineData, Op, Target, Wait};
+use crate::op::{DATA, InlineData, Op, Recorded, Target, Wait};
 use crate::protect::DeviceAccess;
 use crate::queue::Consumer;
 use crate::span;
@@ -119,8 +118,13 @@ impl Lane {
         match &mut self.graph {
             None => self.queue.pop(),
             Some((graph, taken)) => {
+                let op = &graph.ops[*taken];
                 *taken += 1;
-                Some(graph.op(*taken - 1, &core.launches))
+                Some(match op {
+                    // A clone would allocate.
+                    Op::Launch(l) => Op::Launch(core.launches.take(&l.kernel, l.dims, &l.args)),
+                    op => op.clone(),
+                })
             }
         }
     }
@@ -291,7 +295,7 @@ impl Lane {
     fn finish(&mut self) {
         self.current = Current::Nothing;
         if let Some((graph, taken)) = &self.graph {
-            if *taken < graph.len() {
+            if *taken < graph.ops.len() {
                 return;
             }
             if !self.all_visible() {

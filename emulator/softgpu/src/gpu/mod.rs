@@ -1,6 +1,7 @@
 //! The handle of a GPU, and the state that it shares with its engine.
 
 mod engine;
+mod graph;
 mod lane;
 mod memory;
 mod stream;
@@ -15,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gds_step::Env;
 
 pub use engine::Engine;
+pub use graph::Graph;
 pub use memory::{CpuView, DeviceMemory, HostRegistration, PinnedMemory};
 use stream::Shared;
 pub use stream::Stream;

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_step::Time;
 
+use super::graph::{Capture, Graph};
 use super::{Core, Gpu};
 use crate::backing::Backing;
 use crate::event::{Event, Mark};
-use crate::graph::{Capture, Graph};
 use crate::op::{DATA, Op, Target, Wait};
 use crate::queue::{Line, Producer, Ring, Submission};
 use crate::table::Cache;

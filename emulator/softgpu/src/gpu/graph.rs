@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::{Core, Stream};
+use crate::Error;
 use crate::backing::Backing;
 use crate::event::Mark;
-use crate::gpu::{Core, Launches};
-use crate::op::Op;
+use crate::op::{Op, Recorded};
 use crate::queue::{Ring, Submission};
-use crate::{Error, Stream};
 
 /// The operations that a stream recorded during a capture, for any stream of the same GPU. Clones
 /// share it.
@@ -24,30 +24,6 @@ struct Inner {
     recorded: Arc<Recorded>,
     /// The end of the latest launch.
     last: Mutex<Option<Mark>>,
-}
-
-/// What a launch of a graph runs. A ring holds it until the launch has run.
-#[derive(Debug, Default)]
-pub(crate) struct Recorded {
-    ops: Vec<Op>,
-    /// The memory of the operands.
-    memory: Vec<Arc<Backing>>,
-}
-
-impl Recorded {
-    pub(crate) fn len(&self) -> usize {
-        self.ops.len()
-    }
-
-    /// The operation with this index, for one run of it.
-    #[inline]
-    pub(crate) fn op(&self, n: usize, launches: &Launches) -> Op {
-        match &self.ops[n] {
-            // A clone would allocate.
-            Op::Launch(l) => Op::Launch(launches.take(&l.kernel, l.dims, &l.args)),
-            op => op.clone(),
-        }
-    }
 }
 
 /// The operations of a capture so far.
