@@ -149,11 +149,17 @@ fn launches_count() {
             full.hold_wait(|| on(&full, &[write32(&word, 1)])).unwrap();
         }
     });
+    let long = captured(&full, || {
+        for _ in 0..750 {
+            launch();
+            on(&full, &[write32(&word, 2)]);
+        }
+    });
     full.check_room(room - 1).unwrap();
     assert_eq!(room, 1000);
     (0..9).for_each(|_| kernels.launch(&full).unwrap());
     (0..11).for_each(|_| mixed.launch(&full).unwrap());
-    for graph in [&mixed, &kernels] {
+    for graph in [&mixed, &kernels, &long] {
         let limit = Some(u64::from(room));
         refused(graph.launch(&full), Kind::QueueFull, limit, &["waits"]);
     }
@@ -163,6 +169,9 @@ fn launches_count() {
         (counter.count(), word.load().unwrap()),
         (9 * 1100 + 11 * 45, 1)
     );
+    long.launch(&full).unwrap();
+    passes(&full);
+    assert_eq!(word.load().unwrap(), 2);
 
     // More waits are recorded than streams may wait.
     let gate = Gate::new(&gpu);

@@ -212,7 +212,10 @@ impl Graph {
             only.store(SEVERAL, Ordering::Relaxed);
         }
         let wait = (recorded.waits || several).then_some(Proof::Idle);
+        // A graph that is longer than the room of a stream needs all of it.
+        let room = gpu.waiting().limits().and_then(|l| l.submissions);
         let submissions = handle.submissions().unwrap_or(recorded.submissions);
+        let submissions = submissions.min(room.unwrap_or(u32::MAX));
         stream.admit(OPERATION, submissions, wait)?;
         let work = || Work::Graph(recorded.submissions);
         stream.observed(work, |stream| stream.launch_graph(&**handle))

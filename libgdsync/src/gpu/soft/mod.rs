@@ -79,7 +79,7 @@ impl Kernel {
 
 /// With the feature `soft`.
 impl Stream {
-    /// The soft GPU's handle, for features that only the soft GPU has (fills, capture); `None` on
+    /// The soft GPU's handle, for features that only the soft GPU has (fills); `None` on
     /// another GPU.
     pub fn as_soft(&self) -> Option<&SoftStream> {
         (&**self.handle() as &dyn Any).downcast_ref()
