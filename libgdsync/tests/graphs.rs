@@ -272,6 +272,10 @@ fn refusals(gpu: &Gpu) {
     not(stream.wait_event(&event));
     not(earlier.launch(&stream));
     not(qp.post_on(&stream, &[write32(&word, 9)]));
+    let weak = stream.downgrade();
+    let lent = || weak.lend().unwrap();
+    not(post_on(&lent(), &mut [], &[write32(&word, 9)]));
+    not(lent().copy(&memory.span(0, 4).unwrap(), &memory.span(8, 4).unwrap()));
     let params = [0_u8; 32];
     let dims = Dims::linear(1, 1);
     let until = Some((&passed, 1));

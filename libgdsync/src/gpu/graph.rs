@@ -167,11 +167,14 @@ impl Stream {
     }
 
     /// Refuses a stream that the application captures by calls of its own: no graph would keep the
-    /// memory of the work, and no launch would be counted.
+    /// memory of the work, and no launch would be counted. Also refuses a lent stream under capture:
+    /// what is enqueued on it without the application's handle has to run once, and now.
     #[inline]
     pub(crate) fn check_recordable(&self, operation: &'static str) -> Result<()> {
-        match self.recording().is_on() || !self.is_capturing()? {
+        match self.recording().is_on() {
+            true if self.is_lent() => self.check(self.gpu(), operation),
             true => Ok(()),
+            false if !self.is_capturing()? => Ok(()),
             false => {
                 let what = format!(
                     "{self:?} is captured by a call of the application; begin the capture by \

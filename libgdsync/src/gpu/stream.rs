@@ -162,7 +162,8 @@ impl WeakStream {
         self.0.id()
     }
 
-    /// Borrows the stream; `None` if the application's last handle on it is dropped.
+    /// Borrows the stream; `None` if the application's last handle on it is dropped. Under capture
+    /// it accepts only [`Stream::launch`].
     pub fn lend(&self) -> Option<Lent<'_>> {
         let gone = self.0.inner.gone.lock();
         gone.is_none().then_some(Lent {
@@ -289,6 +290,11 @@ impl Stream {
 
     pub(super) fn recording(&self) -> &Recording {
         &self.inner.recording
+    }
+
+    /// Whether it is borrowed from a [`WeakStream`].
+    pub(super) fn is_lent(&self) -> bool {
+        !self.counted
     }
 
     /// Refuses a stream of another GPU, and a stream under graph capture.
