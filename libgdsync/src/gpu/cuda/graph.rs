@@ -31,7 +31,7 @@ impl GraphHandle for CudaGraph {
 }
 
 /// The number of submissions that a launch takes, measured with driver 580 on an H100: one if all
-/// nodes are kernels, otherwise one for each node. `None`: the driver does not tell.
+/// nodes are kernels, otherwise one for each node. `None`: the driver lacks the calls that list nodes.
 fn submissions(cuda: &Cuda, graph: CUgraph) -> Option<u32> {
     let (get, kind) = (cuda.cuGraphGetNodes?, cuda.cuGraphNodeGetType?);
     let mut count = 0;
