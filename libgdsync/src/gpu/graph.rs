@@ -157,8 +157,9 @@ impl Stream {
     }
 
     /// Makes the graph keep `region`, if the stream is under capture.
+    #[doc(hidden)]
     #[inline]
-    pub(crate) fn keep(&self, region: &Region) {
+    pub fn keep(&self, region: &Region) {
         if self.recording().is_on()
             && let Some(recorded) = &mut *self.recording().recorded.lock()
         {
@@ -169,8 +170,12 @@ impl Stream {
     /// Refuses a stream that the application captures by calls of its own: no graph would keep the
     /// memory of the work, and no launch would be counted. Also refuses a lent stream under capture:
     /// what is enqueued on it without the application's handle has to run once, and now.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    #[doc(hidden)]
     #[inline]
-    pub(crate) fn check_recordable(&self, operation: &'static str) -> Result<()> {
+    pub fn check_recordable(&self, operation: &'static str) -> Result<()> {
         match self.recording().is_on() {
             true if self.is_lent() => self.check(self.gpu(), operation),
             true => Ok(()),
