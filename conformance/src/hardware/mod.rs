@@ -108,6 +108,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
         shared::ROLE => shared::child_main(arguments),
         processes::ROLE => processes::child_main(arguments),
         lost::ROLE => lost::child_main(arguments),
+        mp::graphs::ROLE => mp::graphs::child_main(arguments),
         other => Err(format!("no role {other}").into()),
     };
     match child::end_with_parent().and_then(|()| verdict()) {
