@@ -6,6 +6,7 @@ fn main() -> Result<(), gdsync_build::Error> {
         .source("device/mp_flag.cu")
         .source("device/mp_direct.cu")
         .source("device/mp_put.cu")
+        .source("device/mp_replay.cu")
         .source("device/mp_stamp.cu")
         .source("device/mp_strided.cu")
         .source("device/mp_take.cu")

@@ -3,7 +3,7 @@
 
 fn main() {
     let kernels = "../../libmp/device";
-    let sources = ["mp_flag.cu", "mp_take.cu", "mp_direct.cu"];
+    let sources = ["mp_flag.cu", "mp_take.cu", "mp_direct.cu", "mp_replay.cu"];
     println!("cargo::rerun-if-changed=device");
     println!("cargo::rerun-if-changed={kernels}");
     cc::Build::new()
@@ -17,6 +17,8 @@ fn main() {
         .opt_level(1)
         .flag("-x")
         .flag("c++")
+        // Loom tries few turns of a loop that waits.
+        .define("GDS_REPLAY_LOOKS", "1")
         .include("device")
         .files(sources.map(|name| format!("{kernels}/{name}")))
         .compile("kernel_model");

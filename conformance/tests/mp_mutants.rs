@@ -8,7 +8,7 @@ use libtest_mimic::Trial;
 fn trials() -> Vec<Trial> {
     use conformance::sim::mp::Wire::{InOrder, Mapped, OutOfOrder};
     use conformance::sim::mp::{
-        agree, ahead, collectives, halo, late, messages, neighbours, windows,
+        agree, ahead, collectives, graphs, halo, late, messages, neighbours, windows,
     };
     use conformance::sim::mutants::Hunt;
     use mp::mutant::{self, Mutant};
@@ -24,6 +24,7 @@ fn trials() -> Vec<Trial> {
             ("a sender ahead by mapped memory", |seed| {
                 ahead::run(seed, Mapped)
             }),
+            ("messages in graphs", graphs::run),
             ("messages out of order", |seed| {
                 messages::run(seed, OutOfOrder)
             }),

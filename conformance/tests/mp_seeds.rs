@@ -24,6 +24,11 @@ fn every_message_arrives_by_mapped_memory() {
 }
 
 #[test]
+fn messages_in_graphs_arrive_at_every_replay() {
+    gds_sim::seeds(300, mp::graphs::run);
+}
+
+#[test]
 fn messages_of_a_sender_that_is_ahead_arrive_by_mapped_memory() {
     by_mapped_memory(200, mp::ahead::run);
 }

@@ -235,9 +235,22 @@ GDS_DEVICE u64 await(const Unpack<Capacity>& p, [[maybe_unused]] const u64* firs
     return seen;
 }
 
-// Whether all shares of a message are done and this block is the last one. The stores of all blocks then
-// precede its next ones. `done`: the shares of this block, of which the first block has the first. `bad`: they
-// are not in place; then those of any block. `a`: its result is stored in device memory, if it is a success.
+// Of a message that several blocks take in: whether all shares are done and this block is the last one. The stores
+// of all blocks then precede its next ones. `count`: a word in device memory. `done`: the shares of this block, of
+// which the first block has the first. `bad`: they are not in place; then those of any block.
+GDS_DEVICE bool is_last(u64 count, u32 shares, u32 done, bool& bad) {
+    // The blocks together add 0, so the word needs no store that clears it.
+    constexpr u32 kBad = 1u << 16;
+    u32* at = reinterpret_cast<u32*>(count);
+    const u32 mine = (blockIdx.x == 0 ? done - shares : done) + (bad ? kBad : 0);
+    const u32 sum = gds::add_acq_rel_gpu(at, mine) + mine;
+    if (sum % kBad != 0) return false;
+    if (sum != 0) gds::store_relaxed_sys(at, 0u);
+    bad |= sum != 0;
+    return true;
+}
+
+// As above, also of one block, and in front of the end of the message. `a`: its result is stored in device memory, if it is a success.
 template <u32 Capacity>
 GDS_DEVICE bool is_last(const Unpack<Capacity>& p, const Arrival& a, u32 done, bool& bad) {
     if (p.ended != 0 && blockIdx.x == 0 && a.status == kSuccess) {
@@ -249,16 +262,7 @@ GDS_DEVICE bool is_last(const Unpack<Capacity>& p, const Arrival& a, u32 done, b
     } else if (done == p.shares && p.ended != 0) {
         gds::fence_gpu();
     }
-    if (done == p.shares) return true;
-    // The blocks together add 0, so the word needs no store that clears it.
-    constexpr u32 kBad = 1u << 16;
-    u32* at = reinterpret_cast<u32*>(p.count);
-    const u32 mine = (blockIdx.x == 0 ? done - p.shares : done) + (bad ? kBad : 0);
-    const u32 sum = gds::add_acq_rel_gpu(at, mine) + mine;
-    if (sum % kBad != 0) return false;
-    if (sum != 0) gds::store_relaxed_sys(at, 0u);
-    bad |= sum != 0;
-    return true;
+    return done == p.shares || is_last(p.count, p.shares, done, bad);
 }
 
 // Ends the receive in device memory, with success, behind `is_last`. No store to host memory: the CPU reads this

@@ -58,6 +58,10 @@ gds_step::mutants! {
     EarlyReport,
     /// A stream stores no mark for the receives that it has posted before it waits.
     MissingMark,
+    /// A replay writes its message before that of the replay before was taken.
+    UncreditedReplay,
+    /// A captured receive of a long message does not show its memory to its sender.
+    MissingPlace,
     /// A rank takes the addresses of memory that a peer has named for its own.
     ForeignAddress,
 }

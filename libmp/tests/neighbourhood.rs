@@ -7,7 +7,7 @@ mod sim;
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Context, Memory, NULL_RANK, Neighbour, Neighbourhood, Strided};
+use mp::{Context, Kind, Memory, NULL_RANK, Neighbour, Neighbourhood, PathChoice, Strided};
 use sim::{LIMIT, Rank, play};
 use vmlx5::fabric::faults::Faults;
 
@@ -172,6 +172,38 @@ impl Part {
         }
     }
 
+    /// Captures a step into a graph, and launches it for all steps without a wait of the CPU.
+    fn replayed(&self, stream: &Stream, from: usize, steps: usize) {
+        let half = self.half();
+        let alloc = || self.ctx.alloc(MemoryKind::Device, half * steps).unwrap();
+        let (script, log) = (alloc(), alloc());
+        for step in 0..steps {
+            script.write(step * half, &self.sent(from + step)).unwrap();
+        }
+        stream.begin_capture().unwrap();
+        let e = self.halo.send_on(stream).unwrap_err();
+        assert_eq!(e.kind(), Kind::NoSuchRequest, "{e}");
+        self.halo.ready_on(stream).unwrap();
+        assert_eq!(self.halo.ready_on(stream).unwrap_err().kind(), Kind::Busy);
+        self.halo.send_on(stream).unwrap();
+        self.halo.wait_on(stream).unwrap();
+        let graph = stream.end_capture().unwrap();
+        let span = |memory: &Memory, at: usize| memory.region().span(at, half).unwrap();
+        for step in 0..steps {
+            let (to, from) = (span(&self.field, 0), span(&script, step * half));
+            stream.copy(&to, &from).unwrap();
+            graph.launch(stream).unwrap();
+            let (to, from) = (span(&log, step * half), span(&self.field, half));
+            stream.copy(&to, &from).unwrap();
+        }
+        self.ctx.synchronize(stream, LIMIT).unwrap();
+        let mut got = vec![0; half];
+        for step in 0..steps {
+            log.read(step * half, &mut got).unwrap();
+            assert!(got == self.received(from + step), "step {}", from + step);
+        }
+    }
+
     /// Executes steps by the CPU.
     fn by_cpu(&self, from: usize, steps: usize, double: bool) {
         let half = self.half();
@@ -238,6 +270,88 @@ fn every_step_has_the_data_of_all_neighbours() {
             }
         }
     }
+}
+
+/// Steps in graphs have tags and numbers of their own: they mix with steps outside, and with captured
+/// messages under the same tags.
+#[test]
+fn every_replay_of_a_step_has_the_data_of_all_neighbours() {
+    for (seed, ranks) in [1, 2, 3, 5].into_iter().enumerate() {
+        for shapes in 0..SHAPES {
+            let (double, shapes) = (shapes % 2 == 1, [shapes, shapes + seed]);
+            let kind = [MemoryKind::Device, MemoryKind::Pinned][seed % 2];
+            play(seed as u64, ranks, move |rank| {
+                let ctx = rank.open(|b| b.path(PathChoice::Ipc).start(u64::from(u32::MAX) - 1));
+                let part = Part::new(rank, &ctx, kind, double, shapes);
+                let stream = ctx.gpu().stream().unwrap();
+                part.replayed(&stream, 0, 4);
+                part.on_stream(&stream, 4, 3, double);
+                let (right, left) = rank.neighbours();
+                if right != rank.me {
+                    let memory = ctx.alloc(kind, 16).unwrap();
+                    let (out, into) = (memory.slice(0, 8).unwrap(), memory.slice(8, 8).unwrap());
+                    let other = ctx.gpu().stream().unwrap();
+                    other.begin_capture().unwrap();
+                    ctx.sendrecv_on(&other, (right, LEFTWARDS, &out), (left, LEFTWARDS, &into))
+                        .unwrap();
+                    let graph = other.end_capture().unwrap();
+                    graph.launch(&other).unwrap();
+                    part.replayed(&stream, 7, 4);
+                    graph.launch(&other).unwrap();
+                    ctx.synchronize(&other, LIMIT).unwrap();
+                }
+                part.replayed(&stream, 11, 3);
+                assert_eq!(part.halo.step(), 3);
+                drop(part);
+                ctx.close(LIMIT).unwrap();
+                rank.barrier();
+                rank.leave();
+            });
+        }
+    }
+}
+
+/// Data that has no room in lines goes to the memory of the neighbour, in one piece or packed.
+#[test]
+fn replays_of_a_step_move_long_data() {
+    const LONG: usize = 20_000;
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.path(PathChoice::Ipc));
+        let (me, peer) = (rank.me, rank.peer());
+        let memory = ctx.alloc(MemoryKind::Device, 6 * LONG).unwrap();
+        let whole = |at: usize| memory.slice(at * LONG, LONG).unwrap();
+        let packed = |at: usize| memory.strided(at * LONG, 10, 20, LONG / 10).unwrap();
+        let one = Neighbour::new(peer, me, peer)
+            .send(&whole(0))
+            .receive(&whole(1));
+        let two = Neighbour::new(peer, 2 + me, 2 + peer)
+            .send(packed(2))
+            .receive(packed(4));
+        let halo = ctx.neighbourhood().neighbours([one, two]).build().unwrap();
+        let stream = ctx.gpu().stream().unwrap();
+        stream.begin_capture().unwrap();
+        halo.ready_on(&stream).unwrap();
+        halo.send_on(&stream).unwrap();
+        halo.wait_on(&stream).unwrap();
+        let graph = stream.end_capture().unwrap();
+        for step in 0..4 {
+            let bytes = |rank: u32, len: usize| -> Vec<u8> {
+                (0..len).map(|i| byte(rank, 9, step, i)).collect()
+            };
+            memory.write(0, &bytes(me, LONG)).unwrap();
+            memory.write(2 * LONG, &bytes(me, 2 * LONG)).unwrap();
+            graph.launch(&stream).unwrap();
+            ctx.synchronize(&stream, LIMIT).unwrap();
+            let mut got = vec![0; 2 * LONG];
+            memory.read(LONG, &mut got[..LONG]).unwrap();
+            assert!(got[..LONG] == bytes(peer, LONG), "step {step}");
+            memory.read(4 * LONG, &mut got).unwrap();
+            let sent = bytes(peer, 2 * LONG);
+            let wrong = (0..2 * LONG).filter(|i| i % 20 < 10 && got[*i] != sent[*i]);
+            assert_eq!(wrong.count(), 0, "step {step}");
+        }
+        rank.barrier();
+    });
 }
 
 /// The other rank of two is many neighbours, as in a periodic box. All share one queue.

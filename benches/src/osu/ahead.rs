@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use gdsync::gpu::Graph;
 use mp::{Context, Memory};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -32,7 +33,12 @@ const BARRIER: u32 = 103;
 pub struct Timed<'e> {
     pub end: End<'e>,
     pub timer: Timer,
+    /// The graph of the last batch, and what it contains.
+    graph: Option<(Captured, Graph)>,
 }
+
+/// The rounds of a graph: their size and their number.
+type Captured = (u64, u64);
 
 /// Batches of rounds that are enqueued behind a gate and timed by the GPU. All ranks of the job run
 /// them, each with the ends that take part.
@@ -41,6 +47,8 @@ pub struct Batches<'r> {
     endpoint: &'r Endpoint,
     context: Context,
     nothing: Memory,
+    /// The rounds of a batch are captured into a graph, which each batch launches.
+    graph: bool,
 }
 
 /// The results of a batch.
@@ -54,7 +62,13 @@ pub struct Batch {
 }
 
 impl<'r> Batches<'r> {
-    pub fn new(rank: &'r Rank, endpoint: &'r Endpoint, setup: &Setup) -> Result<Batches<'r>> {
+    /// `graph`: the rounds of a batch are a graph, which is captured once for each size.
+    pub fn new(
+        rank: &'r Rank,
+        endpoint: &'r Endpoint,
+        setup: &Setup,
+        graph: bool,
+    ) -> Result<Batches<'r>> {
         let context = End::context(rank, endpoint, setup, 2 * BATCH)?;
         let nothing = context.alloc(mp::gdsync::gpu::MemoryKind::Pinned, 8)?;
         Ok(Batches {
@@ -62,6 +76,7 @@ impl<'r> Batches<'r> {
             endpoint,
             context,
             nothing,
+            graph,
         })
     }
 
@@ -79,6 +94,7 @@ impl<'r> Batches<'r> {
                 common,
                 ahead,
             )?,
+            graph: None,
         })
     }
 
@@ -93,13 +109,20 @@ impl<'r> Batches<'r> {
         &self,
         ends: &mut [Timed<'_>],
         play: &Play,
-        (op, count): (Op, u64),
+        (op, size, count): (Op, u64, u64),
         sleep: Duration,
     ) -> Result<Batch> {
-        for Timed { end, timer } in &mut *ends {
-            end.enqueue(timer, count, |end| {
-                rounds::round(end, play.pattern, op, play.window)
-            })?;
+        let round = |end: &mut End<'_>| rounds::round(end, play.pattern, op, play.window);
+        if self.graph {
+            for Timed { end, graph, .. } in &mut *ends {
+                if graph.as_ref().is_none_or(|(of, _)| *of != (size, count)) {
+                    *graph = Some(((size, count), end.capture(count, round)?));
+                }
+            }
+        }
+        for Timed { end, timer, graph } in &mut *ends {
+            let graph = graph.as_ref().map(|(_, graph)| graph);
+            end.enqueue(timer, count, graph, round)?;
         }
         self.barrier()?;
         let start = Instant::now();
@@ -144,7 +167,7 @@ impl<'r> Batches<'r> {
             let mut sleep = Duration::ZERO;
             while left > 0 {
                 let count = most.min(left);
-                let batch = self.batch(ends, play, (way.op, count), sleep)?;
+                let batch = self.batch(ends, play, (way.op, size, count), sleep)?;
                 if number == warmup {
                     sleep = each(&batch);
                 }
@@ -192,6 +215,9 @@ pub struct Options {
     /// Runs the ranks as threads of this process.
     #[arg(long)]
     threads: bool,
+    /// Captures the rounds of a batch into a graph, and measures its launches; with mapped memory only.
+    #[arg(long)]
+    graph: bool,
     #[command(flatten)]
     setup: Setup,
     /// Flips one bit of the payloads of this round, to test that the benchmark detects it.
@@ -271,7 +297,7 @@ impl Job for Options {
 
     fn play(&self, rank: &mut Rank) -> Result<Value> {
         let endpoint = Endpoint::open(&self.setup, rank.number)?;
-        let batches = Batches::new(rank, &endpoint, &self.setup)?;
+        let batches = Batches::new(rank, &endpoint, &self.setup, self.graph)?;
         let common = Common::one(self.sizes, self.way(), [1; 2], (false, self.setup.clone()));
         let mut ends = vec![batches.end(&common, self.receives_ahead as usize)?];
         ends[0].end.set_peer(1 - rank.number);
@@ -306,7 +332,12 @@ impl Benchmark for Options {
         let ranks = Ranks::of(self.threads, false);
         let mut all: Vec<Played> = world::run_ranks(ranks, 2, self, limit)?;
         let Played { names, rows } = all.swap_remove(0);
-        println!("# mpbench ahead: {names}; {} memory", names.memory);
+        let graph = if self.graph {
+            "; launches of graphs"
+        } else {
+            ""
+        };
+        println!("# mpbench ahead: {names}; {} memory{graph}", names.memory);
         println!(
             "# {}; one way in us, medians of batches, by the GPU's clock",
             self.way()
@@ -325,7 +356,7 @@ impl Benchmark for Options {
         let ended: u64 = rows.iter().map(|row| row.ended_asleep).sum();
         let slept: u64 = rows.iter().map(|row| row.sleeping_ns.count).sum();
         println!("# {ended} of {slept} batches ended before the CPU thread awoke");
-        let figures = json!({ "names": names, "ranks": ranks, "rows": rows });
+        let figures = json!({ "names": names, "ranks": ranks, "graph": self.graph, "rows": rows });
         Outcome::of(&figures, Vec::new())
     }
 }

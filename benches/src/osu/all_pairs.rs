@@ -150,7 +150,7 @@ impl Job for Options {
     fn play(&self, rank: &mut Rank) -> Result<Value> {
         let me = rank.number;
         let endpoint = Endpoint::open(&self.setup, me)?;
-        let batches = Batches::new(rank, &endpoint, &self.setup)?;
+        let batches = Batches::new(rank, &endpoint, &self.setup, false)?;
         let (play, _) = self.play(Pattern::Latency);
         let mut ends = Vec::new();
         // The ends of a pair have the same place in both ranks, since their windows are made

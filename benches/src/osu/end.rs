@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gdsync::Gpu;
-use gdsync::gpu::{Condition, Stream};
+use gdsync::gpu::{Condition, Graph, Stream};
 use mp::{Context, Memory, Request, Slice, Window};
 
 use super::options::{Common, Way};
@@ -392,19 +392,36 @@ impl<'e> End<'e> {
         Ok(elapsed)
     }
 
+    /// Captures `count` rounds into a graph. A stream of the GPU may not wait meanwhile.
+    pub fn capture(
+        &mut self,
+        count: u64,
+        mut round: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<Graph> {
+        self.stream.begin_capture()?;
+        let captured = (0..count).try_for_each(|_| round(self));
+        let graph = self.stream.end_capture();
+        captured?;
+        Ok(graph?)
+    }
+
     /// Enqueues a closed gate, one round that is not timed, in which the ranks' gates open one after
-    /// the other, and `count` rounds between two times of the GPU.
+    /// the other, and `count` rounds, or a graph of them, between two times of the GPU.
     pub fn enqueue(
         &mut self,
         timer: &mut Timer,
         count: u64,
+        graph: Option<&Graph>,
         mut round: impl FnMut(&mut Self) -> Result<()>,
     ) -> Result<()> {
         self.ahead.left = count + 1;
         timer.gate.close(&self.stream)?;
         round(self)?;
         timer.stamp(&self.stream, 0)?;
-        (0..count).try_for_each(|_| round(self))?;
+        match graph {
+            Some(graph) => graph.launch(&self.stream)?,
+            None => (0..count).try_for_each(|_| round(self))?,
+        }
         timer.stamp(&self.stream, 1)?;
         self.bell.enqueue(&self.stream)
     }

@@ -139,6 +139,14 @@ impl Memory {
     }
 }
 
+/// Stores the shared word at an address, behind all that the thread of the model has done and seen, as the
+/// library does.
+pub fn release(addr: u64, value: u64) {
+    let memory = current();
+    let word = shared(&memory, addr as *const c_void);
+    memory.words[word].store(value, Ordering::Release);
+}
+
 /// The shared word at an address that a kernel uses.
 fn shared(memory: &Memory, p: *const c_void) -> usize {
     let word = memory.at(p as u64).filter(|word| *word < SHARED);
@@ -289,7 +297,52 @@ kernels! {
     Name model_mp_name {
         place: u64, to: u64, len: u64, key: u64, lost: u64, number: u64, report: u64
     }
+    /// Writes the message of a replay into the room of a circuit.
+    ReplayWrite model_mp_replay_write {
+        end: End, credit: u64, from: u64, len: u64, rooms: Rooms
+    }
+    /// Shows the memory of a captured receive.
+    ReplayPlace model_mp_replay_place { end: End, place: u64, to: u64 }
+    /// Writes the message of a replay into the memory of its receive.
+    ReplayCopy model_mp_replay_copy {
+        end: End, place: u64, from: u64, len: u64, rooms: Rooms
+    }
+    /// Takes the message of a replay in.
+    ReplayTake model_mp_replay_take {
+        end: End, rooms: Rooms, bytes: u64, to: u64, capacity: u64, credit: u64
+    }
 }
+
+/// The own end of a circuit.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+#[allow(
+    missing_docs,
+    reason = "libmp/src/kernels/params.rs describes the fields"
+)]
+pub struct End {
+    pub words: u64,
+    pub alarm: u64,
+    pub error: u64,
+    pub limit: u64,
+    pub shares: u64,
+}
+
+/// The rooms of a circuit.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+#[allow(
+    missing_docs,
+    reason = "libmp/src/kernels/params.rs describes the fields"
+)]
+pub struct Rooms {
+    pub first: u64,
+    pub stride: u64,
+    pub slots: u64,
+}
+
+const _: () = assert!(size_of::<ReplayWrite>() == 88 && size_of::<ReplayPlace>() == 56);
+const _: () = assert!(size_of::<ReplayCopy>() == 88 && size_of::<ReplayTake>() == 96);
 
 const LAYOUT: [usize; 4] = [
     size_of::<Flag>(),

@@ -3,7 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use gds_step::panic_message;
-use kernel_model::{Credit, Defect, Direct, Flag, Memory, Name, Take};
+use kernel_model::{
+    Credit, Defect, Direct, End, Flag, Memory, Name, ReplayCopy, ReplayPlace, ReplayTake,
+    ReplayWrite, Rooms, Take,
+};
 use loom::model::Builder;
 use loom::thread;
 
@@ -20,6 +23,10 @@ const FOUND: usize = 40;
 /// Of 16 words that a kernel reads at once.
 const CREDIT: usize = 48;
 const KNOWN: usize = 64;
+/// Shared words of a circuit: those of the sender's end, of the receiver's, and the alarm.
+const SENDER: usize = 80;
+const RECEIVER: usize = 84;
+const ALARM: usize = 88;
 /// Bytes: the payload of each message, and the memory of its receive.
 const FROM: usize = 96;
 const INTO: usize = 112;
@@ -223,4 +230,148 @@ fn message_is_in_the_memory_of_its_receive() {
 fn message_in_the_memory_of_its_receive_needs_its_fences() {
     direct(Defect::NoFence("Direct"));
     direct(Defect::NoFence("Take"));
+}
+
+/// One room, so that the second message waits for the first.
+fn rooms(memory: &Memory) -> Rooms {
+    Rooms {
+        first: memory.addr(ROOM),
+        stride: 0,
+        slots: 1,
+    }
+}
+
+/// The ends of a circuit before its first message.
+fn circuit(memory: &Memory) -> [End; 2] {
+    memory.store(CREDIT, NUMBERS[0] - 1);
+    [SENDER, RECEIVER].map(|words| {
+        memory.store(words, NUMBERS[0]);
+        End {
+            words: memory.addr(words),
+            alarm: memory.addr(ALARM),
+            shares: 1,
+            ..End::default()
+        }
+    })
+}
+
+/// The kernel that takes a replay's message in.
+fn replay_take(memory: &Memory, end: End, bytes: u64, n: usize) -> ReplayTake {
+    ReplayTake {
+        end,
+        rooms: rooms(memory),
+        bytes,
+        to: memory.addr(INTO + 2 * n),
+        capacity: LEN,
+        credit: memory.addr(CREDIT),
+    }
+}
+
+/// Each replay takes its own message, though the sender's stream is ahead; `waits`: its kernel waits for the
+/// credit.
+fn replays(waits: bool) {
+    model(Defect::None, move |memory| {
+        let [from, to] = circuit(memory);
+        if !waits {
+            memory.store(CREDIT, NUMBERS[1]);
+        }
+        let sends = [0, 1].map(|n| {
+            write(memory, FROM + 2 * n, payload(n));
+            ReplayWrite {
+                end: from,
+                credit: memory.addr(CREDIT),
+                from: memory.addr(FROM + 2 * n),
+                len: LEN,
+                rooms: rooms(memory),
+            }
+        });
+        let sender = thread::spawn(move || sends.iter().for_each(ReplayWrite::run));
+        for n in 0..2 {
+            replay_take(memory, to, LEN, n).run();
+            assert_eq!(read(memory, INTO + 2 * n), payload(n));
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn replays_of_a_sender_that_is_ahead_arrive_in_turn() {
+    replays(true);
+}
+
+/// The kernel of the receiver waits for the first message without end.
+#[test]
+#[should_panic(expected = "maximum number of branches")]
+fn replay_overwrites_the_message_before_if_it_waits_for_no_credit() {
+    replays(false);
+}
+
+/// The replay of a receive shows its memory, and that of the send copies there, twice. Each message has memory
+/// of its own: that earlier work of the stream has read the memory before it is shown is the order of
+/// kernels of a stream, which the model does not have.
+fn replayed_copies(defect: Defect) {
+    model(defect, |memory| {
+        let [from, to] = circuit(memory);
+        let sends = [0, 1].map(|n| {
+            write(memory, FROM + 2 * n, payload(n));
+            ReplayCopy {
+                end: from,
+                place: memory.addr(PLACE),
+                from: memory.addr(FROM + 2 * n),
+                len: LEN,
+                rooms: rooms(memory),
+            }
+        });
+        let sender = thread::spawn(move || sends.iter().for_each(ReplayCopy::run));
+        for n in 0..2 {
+            let place = ReplayPlace {
+                end: to,
+                place: memory.addr(PLACE),
+                to: memory.addr(INTO + 2 * n),
+            };
+            place.run();
+            replay_take(memory, to, 0, n).run();
+            assert_eq!(read(memory, INTO + 2 * n), payload(n));
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn replayed_message_is_in_the_memory_of_its_receive() {
+    replayed_copies(Defect::None);
+}
+
+#[test]
+fn replayed_message_in_the_memory_of_its_receive_needs_its_fences() {
+    replayed_copies(Defect::NoFence("ReplayCopy"));
+    replayed_copies(Defect::NoFence("ReplayTake"));
+}
+
+/// The sender leaves as soon as its kernel has ended, and the library of the receiver gives it up: the
+/// message has arrived all the same.
+#[test]
+fn message_of_a_rank_that_leaves_behind_its_replay_arrives() {
+    model(Defect::None, |memory| {
+        let [from, to] = circuit(memory);
+        write(memory, FROM, payload(0));
+        let send = ReplayWrite {
+            end: from,
+            credit: memory.addr(CREDIT),
+            from: memory.addr(FROM),
+            len: LEN,
+            rooms: rooms(memory),
+        };
+        let stop = memory.addr(ALARM);
+        let sender = thread::spawn(move || {
+            send.run();
+            kernel_model::release(stop, 5);
+        });
+        replay_take(memory, to, LEN, 0).run();
+        // Success, and the length.
+        assert!(memory.has_reached(RECEIVER + 2, 1 << 48 | LEN));
+        assert!(!memory.has_reached(RECEIVER + 2, 2 << 48));
+        assert_eq!(read(memory, INTO), payload(0));
+        sender.join().unwrap();
+    });
 }

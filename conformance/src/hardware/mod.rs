@@ -5,8 +5,9 @@
 //!
 //! `programs` runs random programs of messages, `datagrams` those of datagrams, and `faults` and
 //! `peer` inject failures. `waits` and `memory` test the limits of streams and memory, `shared` the
-//! memory that processes share, `kernels` runs the library's kernels alone, [`matrix`] varies the capabilities of the software GPU, and
-//! [`mp`] is the matrix of messages. `cover` selects cells from a matrix that is too large to be
+//! memory that processes share, `kernels` runs the library's kernels alone, `graphs` launches
+//! captured work, [`matrix`] varies the capabilities of the software GPU, and [`mp`] is the matrix
+//! of messages. `cover` selects cells from a matrix that is too large to be
 //! run whole, `settings` interprets the settings of cells, and [`child`] starts processes for
 //! trials. A runtime that is absent is reported as ignored, with the reason; `GDS_REQUIRE` turns
 //! that into a failure. Trials run one after the other: on one GPU only a few streams may wait at a
@@ -16,6 +17,7 @@ pub mod child;
 mod cover;
 mod datagrams;
 mod faults;
+mod graphs;
 mod kernels;
 pub mod matrix;
 mod memory;
@@ -106,6 +108,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
         shared::ROLE => shared::child_main(arguments),
         processes::ROLE => processes::child_main(arguments),
         lost::ROLE => lost::child_main(arguments),
+        mp::graphs::ROLE => mp::graphs::child_main(arguments),
         other => Err(format!("no role {other}").into()),
     };
     match child::end_with_parent().and_then(|()| verdict()) {
@@ -177,6 +180,10 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
     add_shared(suite, runtime);
     add(suite, runtime, "kernel trigger", kernels::trigger);
     add(suite, runtime, "kernel wait", kernels::wait);
+    let title = "graph launched 1,000 times";
+    add(suite, runtime, title, graphs::replays);
+    let title = "graph launched behind a wait";
+    add(suite, runtime, title, graphs::behind_a_wait);
     if runtime == Runtime::Cuda {
         // The soft GPU lets the caller wait instead.
         let title = "a full stream that waits";

@@ -74,8 +74,8 @@ pub enum Error {
         /// The length in bytes.
         len: usize,
     },
-    /// The stream is capturing, which no operation here supports. Nothing was recorded.
-    #[error("stream {stream} is capturing")]
+    /// The stream is capturing, and the operation cannot be part of a graph. Nothing was recorded.
+    #[error("stream {stream} is captured, and a graph cannot contain this operation")]
     Capturing {
         /// The stream.
         stream: u64,
@@ -83,6 +83,12 @@ pub enum Error {
     /// The stream has no capture to end.
     #[error("stream {stream} is not capturing")]
     NotCapturing {
+        /// The stream.
+        stream: u64,
+    },
+    /// The graph belongs to another GPU than the stream.
+    #[error("stream {stream}: the graph belongs to another GPU")]
+    OtherGpu {
         /// The stream.
         stream: u64,
     },

@@ -48,7 +48,9 @@ pub use budget::Reserved;
 pub use config::{Caps, Config, Weak};
 pub use error::{DeviceError, Error, Fault, Object};
 pub use event::Event;
-pub use gpu::{CpuView, DeviceMemory, Ends, Engine, Gpu, HostRegistration, PinnedMemory, Stream};
+pub use gpu::{
+    CpuView, DeviceMemory, Ends, Engine, Gpu, Graph, HostRegistration, PinnedMemory, Stream,
+};
 pub use kernel::{
     Dims, Entry, Fault as KernelFault, GridConfig, GridPool, Kernel, LaunchError, MAX_ARGS,
     MAX_BLOCK_THREADS, MAX_DYNAMIC_SHARED,

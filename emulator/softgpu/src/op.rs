@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::backing::Backing;
 use crate::queue::Ring;
 use crate::{DevAddr, Dims, Error, Kernel, Stamp};
 
@@ -147,6 +148,8 @@ pub(crate) struct Target(pub(crate) *mut u8);
 
 // SAFETY: only the engine uses the pointer, as the comment above says.
 unsafe impl Send for Target {}
+// SAFETY: threads that share it only copy it.
+unsafe impl Sync for Target {}
 
 /// A wait for a word: of 64 bits if it is wide, else of 32.
 #[derive(Clone, Copy, Debug)]
@@ -163,7 +166,7 @@ pub(crate) struct Wait {
 pub(crate) const DATA: usize = 24;
 
 /// An item of a stream's ring. Half a cache line.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Op {
     Write {
         at: Target,
@@ -200,6 +203,8 @@ pub(crate) enum Op {
         ring: Arc<Ring<Op>>,
         upto: u64,
     },
+    /// The operations of a graph, which has at least one.
+    Graph(Arc<Recorded>),
 }
 
 const _: () = assert!(size_of::<Op>() == 32);
@@ -220,13 +225,30 @@ impl Op {
             | Op::Inline { .. }
             | Op::Data(_)
             | Op::FlushRemote
-            | Op::WaitEvent { .. } => false,
+            | Op::WaitEvent { .. }
+            | Op::Graph(_) => false,
         }
+    }
+
+    /// Whether a graph can contain the operation.
+    pub(crate) fn can_be_recorded(&self) -> bool {
+        !matches!(
+            self,
+            Op::Record | Op::Stamp(_) | Op::WaitEvent { .. } | Op::Graph(_)
+        )
     }
 }
 
+/// What a launch of a graph runs. A ring holds it until the launch has run.
+#[derive(Debug, Default)]
+pub(crate) struct Recorded {
+    pub(crate) ops: Vec<Op>,
+    /// The memory of the operands, which is kept.
+    pub(crate) memory: Vec<Arc<Backing>>,
+}
+
 /// A kernel, its dimensions and its arguments.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) kernel: Kernel,
     pub(crate) dims: Dims,

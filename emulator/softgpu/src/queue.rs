@@ -227,6 +227,11 @@ pub struct Submission<'a, T, F: Family = Native> {
 }
 
 impl<T, F: Family> Submission<'_, T, F> {
+    /// The number that [`publish`](Submission::publish) returns.
+    pub fn number(&self) -> u64 {
+        self.producer.submitted + 1
+    }
+
     /// Adds an item.
     ///
     /// # Panics

@@ -86,6 +86,15 @@ impl Table {
         self.find(addr).0.at(addr, len)
     }
 
+    /// The live memory that contains `len` bytes at `addr`, and the engine's address of them.
+    pub(crate) fn hold(&self, addr: DevAddr, len: usize) -> Option<(Arc<Backing>, *mut u8)> {
+        let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
+        let i = live.partition_point(|b| b.addr() <= addr);
+        let memory = &live[i.checked_sub(1)?];
+        let ptr = Hit::of(memory).at(addr.raw(), len)?;
+        Some((Arc::clone(memory), ptr))
+    }
+
     /// The range that may contain `addr`, and the epoch of the look-up.
     fn find(&self, addr: u64) -> (Hit, u64) {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);

@@ -490,7 +490,7 @@ impl Hostile {
             }
             7 if kind & 1 == 0 => input.bytes(80).to_vec(),
             7 => head(8 + input.byte() % 4, 0),
-            _ => [head(input.byte() % 24, tag as u8), input.bytes(60).to_vec()].concat(),
+            _ => [head(input.byte() % 25, tag as u8), input.bytes(60).to_vec()].concat(),
         }
     }
 

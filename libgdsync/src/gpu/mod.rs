@@ -15,6 +15,7 @@ mod alloc;
 mod consistency;
 mod cuda;
 mod event;
+mod graph;
 mod host;
 mod identity;
 mod kernel;
@@ -48,6 +49,7 @@ pub(crate) use consistency::no_consistency;
 #[doc(hidden)]
 pub use cuda::{cuda_caps, cuda_refusal, driver_too_old, wait_limits};
 pub use event::Event;
+pub use graph::Graph;
 pub use identity::{GpuIdentity, Unreachable};
 #[cfg(feature = "internals")]
 #[doc(hidden)]

@@ -1,5 +1,5 @@
-//! The interface of a GPU runtime to the library: five traits ([`Runtime`], [`Backing`],
-//! [`StreamHandle`], [`EventHandle`], [`ModuleHandle`]), which the folder of each runtime
+//! The interface of a GPU runtime to the library: six traits ([`Runtime`], [`Backing`],
+//! [`StreamHandle`], [`EventHandle`], [`GraphHandle`], [`ModuleHandle`]), which the folder of each runtime
 //! implements.
 //!
 //! A handle is an object of its runtime behind the handle's trait. A submission costs one virtual
@@ -160,6 +160,11 @@ pub(crate) trait StreamHandle: Any + Send + Sync + fmt::Debug {
     /// As [`StreamHandle::record`], an event that has a time; `None` if the stream has no room.
     fn stamp(&self) -> Result<Option<Arc<dyn EventHandle>>>;
     fn wait_event(&self, event: &dyn EventHandle) -> Result<()>;
+    /// Starts a capture: until its end, `submit`, `launch` and `copy` go into a graph.
+    fn begin_capture(&self) -> Result<()>;
+    /// Ends the capture, even if it fails.
+    fn end_capture(&self) -> Result<Box<dyn GraphHandle>>;
+    fn launch_graph(&self, graph: &dyn GraphHandle) -> Result<()>;
     /// The number of unfinished submissions, and the number above which the stream blocks the
     /// caller; `None` if [`WaitLimits::submissions`] limits them.
     fn load(&self) -> Option<(u32, u32)> {
@@ -206,6 +211,12 @@ pub(crate) enum Left {
 /// An event of the runtime.
 pub(crate) trait EventHandle: Any + Send + Sync {
     fn is_done(&self) -> Result<bool>;
+}
+
+/// A graph of the runtime. A launch of it runs to its end after the drop.
+pub(crate) trait GraphHandle: Any + Send + Sync {
+    /// The number of submissions that a launch takes of the room of a stream; `None`: unknown.
+    fn submissions(&self) -> Option<u32>;
 }
 
 /// Loaded kernels.

@@ -11,6 +11,7 @@ use gds_step::Mutex;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::event::Event;
+use super::graph::Recording;
 use super::runtime::{Left, StreamHandle};
 use super::timeline::Work;
 use super::waiting::{Proof, Waiting};
@@ -34,8 +35,9 @@ pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 
 /// clone is a handle on the same stream.
 ///
 /// [`Gpu::stream`] creates a stream, [`Gpu::cuda_stream`] adopts one. Calls enqueue work and return
-/// before the work has run; they refuse a stream of another GPU and, except [`Stream::launch`], a
-/// stream under graph capture. Once the last clone is dropped, the library makes no call on the
+/// before the work has run; they refuse a stream of another GPU. Under graph capture
+/// ([`Stream::begin_capture`]) kernels, copies and word operations go into the graph, and all other
+/// calls are refused. Once the last clone is dropped, the library makes no call on the
 /// stream any more, even if work is in flight: the application may destroy the stream.
 ///
 /// A stream that waits executes nothing else and holds a hardware channel of its GPU: see
@@ -89,6 +91,7 @@ pub(crate) struct StreamInner {
     handles: AtomicUsize,
     /// Locked while the stream is used without a handle, and while the last handle is dropped.
     gone: Mutex<Option<Left>>,
+    recording: Recording,
 }
 
 impl StreamInner {
@@ -159,7 +162,8 @@ impl WeakStream {
         self.0.id()
     }
 
-    /// Borrows the stream; `None` if the application's last handle on it is dropped.
+    /// Borrows the stream; `None` if the application's last handle on it is dropped. Under capture
+    /// it accepts only [`Stream::launch`].
     pub fn lend(&self) -> Option<Lent<'_>> {
         let gone = self.0.inner.gone.lock();
         gone.is_none().then_some(Lent {
@@ -256,6 +260,7 @@ impl Stream {
             handle,
             handles: AtomicUsize::new(1),
             gone: Mutex::default(),
+            recording: Recording::default(),
         };
         Stream {
             inner: Arc::new(inner),
@@ -287,6 +292,15 @@ impl Stream {
         &self.inner.handle
     }
 
+    pub(super) fn recording(&self) -> &Recording {
+        &self.inner.recording
+    }
+
+    /// Whether it is borrowed from a [`WeakStream`].
+    pub(super) fn is_lent(&self) -> bool {
+        !self.counted
+    }
+
     /// Refuses a stream of another GPU, and a stream under graph capture.
     #[inline]
     pub(crate) fn check(&self, gpu: &Gpu, operation: &'static str) -> Result<()> {
@@ -305,7 +319,10 @@ impl Stream {
             ),
             true => (
                 Kind::Unsupported,
-                format!("{self:?} is being captured into a graph; end the capture first"),
+                format!(
+                    "{self:?} is being captured into a graph, which cannot contain this; end the \
+                     capture first"
+                ),
             ),
         };
         Error::new(operation, kind, what)
@@ -330,21 +347,21 @@ impl Stream {
     /// Enqueues word operations.
     ///
     /// # Errors
-    /// `Unsupported` if the stream is under capture or the runtime lacks an operation;
-    /// `TooManyWaits` if `batch` has a wait and too many streams of the GPU wait already;
+    /// `Unsupported` if the application captures the stream by other calls than
+    /// [`Stream::begin_capture`], or the runtime lacks an operation; `TooManyWaits` if `batch` has a wait and too many streams of the GPU wait already;
     /// `QueueFull` if the stream waits and holds the maximum number of submissions. After each of
     /// these errors nothing is enqueued. `System` if the runtime refuses, `DeviceLost` if the GPU
     /// is lost.
     ///
     /// # Safety
     /// Every address in `batch` is in memory of this GPU that stays allocated until the stream has
-    /// run the batch, and no other code relies on the values there. (Operations on
+    /// run the batch (under capture: until the graph is dropped and its launches have run), and no other code relies on the values there. (Operations on
     /// [`Word32`](super::Word32) and [`Span`] in a list need no promise.)
     #[cfg(feature = "internals")]
     #[doc(hidden)]
     pub unsafe fn submit(&self, batch: &Batch) -> Result<()> {
         const OPERATION: &str = "submit batch";
-        self.check(self.gpu(), OPERATION)?;
+        self.check_recordable(OPERATION)?;
         let waits = batch.ops().iter().any(|op| op.is_wait());
         let limit = self.gpu().caps().batch_limit;
         let n = submissions(batch.len(), limit, batch.longest_glued());
@@ -356,8 +373,8 @@ impl Stream {
 
     /// Enqueues a kernel, behind all earlier work of the stream. `args` is its parameter structure,
     /// or the bytes of it, and is copied before the call returns. A kernel behind a wait for
-    /// received data needs no fence to see the data. On a CUDA stream under capture the kernel goes
-    /// into the graph; every other call of this library refuses a stream under capture.
+    /// received data needs no fence to see the data. On a stream under capture the kernel goes into
+    /// the graph, also if the application captures by calls of its own.
     ///
     /// ```
     /// use gdsync::gpu::{KernelImage, MemoryKind};
@@ -401,13 +418,13 @@ impl Stream {
     /// # Safety
     /// `args` has the size and the layout of the kernel's parameter structure. The kernel uses its
     /// arguments as its language allows: pointers are valid on this GPU until it has run, and no
-    /// other code relies on the memory that it overwrites.
+    /// other code relies on the memory that it overwrites. Under capture this holds for every launch
+    /// of the graph.
     ///
     /// # Errors
     /// `Invalid` for a shape or argument size that the runtime refuses, `Foreign` for a kernel of
     /// another runtime or, on CUDA, of another GPU, `QueueFull` if the stream waits and holds the
-    /// maximum number of submissions, `Unsupported` on a software GPU if the stream is under
-    /// capture, `System` if the runtime refuses, `DeviceLost` if the GPU is lost.
+    /// maximum number of submissions, `System` if the runtime refuses, `DeviceLost` if the GPU is lost.
     pub unsafe fn launch<A>(&self, kernel: &Kernel, dims: Dims, args: &A) -> Result<()>
     where
         A: IntoBytes + Immutable + ?Sized,
@@ -443,12 +460,16 @@ impl Stream {
     /// one is not idle. A call that only enqueues does not read it. If the word's memory is freed,
     /// or the read fails, the stream counts as waiting until it is idle.
     ///
+    /// Under capture, a launch of the graph counts as waiting until its stream is idle.
+    ///
     /// # Safety
     /// As for [`Stream::launch`].
     ///
     /// # Errors
     /// As [`Stream::launch`]; `Foreign` for a word of another GPU; `TooManyWaits` if too many
-    /// streams of the GPU wait already; `Unsupported` if the stream is under capture.
+    /// streams of the GPU wait already; `Unsupported` under capture if `passed` names a word, which
+    /// reaches its value once, or if the application captures by other calls than
+    /// [`Stream::begin_capture`].
     pub unsafe fn launch_waiting<A>(
         &self,
         kernel: &Kernel,
@@ -468,8 +489,11 @@ impl Stream {
             }
             proof = Proof::by_word(word, value);
         }
-        // A graph may run many times, but the store that the kernel waits for happens once.
-        self.check(self.gpu(), OPERATION)?;
+        match passed {
+            // A graph may run many times.
+            Some(_) => self.check(self.gpu(), OPERATION)?,
+            None => self.check_recordable(OPERATION)?,
+        }
         self.admit(OPERATION, 1, Some(proof))?;
         self.launch_observed(kernel, dims, args.as_bytes())
     }
@@ -492,6 +516,9 @@ impl Stream {
     /// `TooManyWaits`, `QueueFull`: see [`Stream::launch_waiting`].
     #[inline]
     pub(crate) fn admit(&self, operation: &'static str, n: u32, wait: Option<Proof>) -> Result<()> {
+        if self.recording().is_on() && self.records(n, wait.is_some())? {
+            return Ok(());
+        }
         self.gpu().waiting().admit(self, operation, n, wait)
     }
 
@@ -502,6 +529,9 @@ impl Stream {
     /// # Errors
     /// `QueueFull`, with the limit, if the stream waits and has no room for `n` submissions.
     pub fn check_room(&self, n: u32) -> Result<()> {
+        if self.recording().is_on() && self.records(0, false)? {
+            return Ok(());
+        }
         self.gpu().waiting().check(self, "enqueue", n)
     }
 
@@ -519,6 +549,9 @@ impl Stream {
     /// # Errors
     /// `TooManyWaits` if too many streams of the GPU wait already; `enqueue` is not called then.
     pub fn hold_wait<T>(&self, enqueue: impl FnOnce() -> T) -> Result<T> {
+        if self.recording().is_on() && self.records(0, false)? {
+            return Ok(enqueue());
+        }
         let waiting = self.gpu().waiting();
         waiting.hold(self, "enqueue wait")?;
         let enqueued = enqueue();
@@ -532,7 +565,7 @@ impl Stream {
     ///
     /// # Errors
     /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `Unsupported` if the
-    /// stream is under capture, `QueueFull` as for [`Stream::launch`]; `System`, `DeviceLost` if
+    /// application captures the stream by other calls than [`Stream::begin_capture`], `QueueFull` as for [`Stream::launch`]; `System`, `DeviceLost` if
     /// the runtime refuses.
     pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
         /// Threads per block of the copy kernel, and its maximum number of blocks.
@@ -551,7 +584,9 @@ impl Stream {
                 return Err(Error::new("enqueue copy", Kind::Foreign, what));
             }
         }
-        self.check(self.gpu(), "enqueue copy")?;
+        self.check_recordable("enqueue copy")?;
+        self.keep(to.region());
+        self.keep(from.region());
         self.admit("enqueue copy", 1, None)?;
         let transfer = Transfer {
             to: to.addr(),

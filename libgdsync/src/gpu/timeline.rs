@@ -29,6 +29,8 @@ pub enum Work<'a> {
     Copy(u64),
     /// A wait for an event.
     Event,
+    /// A launch of a graph of this number of submissions.
+    Graph(u32),
 }
 
 impl Work<'_> {

@@ -27,6 +27,7 @@ enum Code : int {
     kInvalidHandle = 400,
     kNotFound = 500,
     kNotReady = 600,
+    kIllegalState = 401,
     kIllegalAddress = 700,
     kContextIsDestroyed = 709,
     kHostMemoryAlreadyRegistered = 712,

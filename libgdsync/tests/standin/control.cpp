@@ -135,6 +135,6 @@ STANDIN_API size_t standin_live(char* out, size_t len) {
     return give({line("device", kinds[0]), line("host", kinds[1]), line("registered", kinds[2]), line("ipc", kinds[3]),
                  line("mapped", kinds[4]), line("physical", m.physical.size()), line("reserved", m.reserved.size()),
                  line("contexts", contexts), line("streams", streams), line("commands", commands), line("events", m.events.size()),
-                 line("modules", m.modules.size())},
+                 line("modules", m.modules.size()), line("graphs", m.graphs.size() + m.execs.size())},
                 out, len);
 }

@@ -106,10 +106,10 @@ Stream* make_stream(Context* context) {
     return context->streams.back().get();
 }
 
-int enqueue(Lock& lock, Stream* stream, Command command) {
+int enqueue(Lock& lock, Stream* stream, Command command, bool kernel) {
     Machine& m = machine();
     if (stream->capturing) {
-        stream->captured++;
+        stream->captured.push_back({std::move(command), kernel});
         return kOk;
     }
     if (stream->queue.size() >= kStreamBound) {

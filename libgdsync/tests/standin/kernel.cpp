@@ -233,7 +233,11 @@ Command grid(Entry entry, const u32 blocks[3], const u32 threads[3], u32 shared,
     g->threads = {threads[0], threads[1], threads[2]};
     g->shared = shared;
     g->params = std::move(params);
-    return [g] { return g->step(); };
+    return [first = g, g = std::shared_ptr<Grid>()]() mutable {
+        // A graph copies the command for each launch, before its first step.
+        if (g == nullptr) g = std::make_shared<Grid>(*first);
+        return g->step();
+    };
 }
 
 }  // namespace standin

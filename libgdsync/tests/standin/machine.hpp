@@ -31,6 +31,12 @@ enum class Step {
 
 using Command = std::function<Step()>;
 
+// A command of a graph.
+struct Node {
+    Command command;
+    bool kernel;
+};
+
 struct Stream {
     Context* context;
     u64 id;
@@ -41,7 +47,22 @@ struct Stream {
     bool capturing = false, invalidated = false;
     int capture_mode = 0;
     u64 capture_thread = 0;
-    u64 captured = 0;
+    std::vector<Node> captured;
+};
+
+// A captured graph. The tests read the number of its commands.
+struct Graph {
+    u64 count;
+    std::vector<Node> nodes;
+};
+
+// A graph for launches, which run one after the other.
+struct GraphExec {
+    Context* context;
+    std::vector<Node> nodes;
+    // A stream holds a graph of kernels as one command, any other as one command for each node.
+    bool kernels;
+    u64 launched = 0, finished = 0;
 };
 
 // Number of streams for which a context makes room at a time.
@@ -149,7 +170,8 @@ struct Machine {
     std::map<u64, Physical> physical;
     // Reserved address space: address, length.
     std::map<u64, u64> reserved;
-    std::set<void*> graphs;
+    std::set<Graph*> graphs;
+    std::map<GraphExec*, std::shared_ptr<GraphExec>> execs;
     std::map<u64, Range> memory;
     std::map<u64, u64> io_memory;
     u64 next_id = 1;
@@ -227,7 +249,7 @@ int call(const char* name, Need need, Body body, Args... args) {
 // Streams and their one worker, engine.cpp.
 constexpr u64 kStreamBound = 1020;
 Stream* make_stream(Context* context);
-int enqueue(Lock& lock, Stream* stream, Command command);
+int enqueue(Lock& lock, Stream* stream, Command command, bool kernel = false);
 // Returns once everything enqueued in the context so far has run.
 int settle(Lock& lock, const char* name, Context* context);
 int settle_stream(Lock& lock, const char* name, Stream* stream);

@@ -107,7 +107,7 @@ int launch(Machine& m, Lock& lock, const char* name, void* handle, const u32 gri
     }
     // A kernel that is not loaded yet blocks behind every wait of the context.
     if ((code = load(lock, name, f)) != kOk) return code;
-    return enqueue(lock, stream, grid(f->entry, grid_size, block_size, shared, std::move(params)));
+    return enqueue(lock, stream, grid(f->entry, grid_size, block_size, shared, std::move(params)), true);
 }
 
 }  // namespace

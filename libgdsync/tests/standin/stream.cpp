@@ -268,16 +268,17 @@ STANDIN_API int cuStreamBeginCapture_v2(void* handle, int mode) {
         const int code = own_stream(m, handle, &stream);
         if (code != kOk) return code;
         if (stream == stream->context->legacy) return kCaptureUnsupported;
+        if (stream->capturing) return kIllegalState;
         stream->capturing = true;
         stream->invalidated = false;
         stream->capture_mode = mode;
         stream->capture_thread = thread_id();
-        stream->captured = 0;
+        stream->captured.clear();
         return kOk;
     }, handle, static_cast<u64>(mode));
 }
 
-STANDIN_API int cuStreamEndCapture(void* handle, void** graph) {
+STANDIN_API int cuStreamEndCapture(void* handle, Graph** graph) {
     return call("cuStreamEndCapture", Need::context, [&](Machine& m, Lock&) -> int {
         Stream* stream;
         const int code = own_stream(m, handle, &stream);
@@ -285,7 +286,7 @@ STANDIN_API int cuStreamEndCapture(void* handle, void** graph) {
         if (!stream->capturing) return kCaptureUnmatched;
         stream->capturing = false;
         if (stream->invalidated) return kCaptureInvalidated;
-        *graph = new u64(stream->captured);
+        *graph = new Graph{stream->captured.size(), std::move(stream->captured)};
         m.graphs.insert(*graph);
         return kOk;
     }, handle);
@@ -299,12 +300,86 @@ STANDIN_API int cuThreadExchangeStreamCaptureMode(int* mode) {
     });
 }
 
-STANDIN_API int cuGraphDestroy(void* graph) {
+STANDIN_API int cuGraphDestroy(Graph* graph) {
     return call("cuGraphDestroy", Need::init, [&](Machine& m, Lock&) -> int {
         if (m.graphs.erase(graph) == 0) return kInvalidHandle;
-        delete static_cast<u64*>(graph);
+        delete graph;
         return kOk;
     }, graph);
+}
+
+STANDIN_API int cuGraphGetNodes(Graph* graph, Node** nodes, size_t* count) {
+    return call("cuGraphGetNodes", Need::init, [&](Machine& m, Lock&) -> int {
+        if (m.graphs.count(graph) == 0) return kInvalidHandle;
+        for (size_t i = 0; nodes != nullptr && i < *count; i++) nodes[i] = i < graph->nodes.size() ? &graph->nodes[i] : nullptr;
+        if (nodes == nullptr || *count > graph->nodes.size()) *count = graph->nodes.size();
+        return kOk;
+    }, graph);
+}
+
+STANDIN_API int cuGraphNodeGetType(Node* node, int* type) {
+    return call("cuGraphNodeGetType", Need::init, [&](Machine&, Lock&) -> int {
+        constexpr int kKernel = 0, kMemOps = 12;
+        *type = node->kernel ? kKernel : kMemOps;
+        return kOk;
+    }, node);
+}
+
+STANDIN_API int cuGraphInstantiateWithFlags(GraphExec** out, Graph* graph, unsigned long long flags) {
+    return call("cuGraphInstantiateWithFlags", Need::context, [&](Machine& m, Lock&) -> int {
+        if (m.graphs.count(graph) == 0) return kInvalidHandle;
+        if (flags != 0) return kInvalidValue;
+        bool kernels = true;
+        for (const Node& node : graph->nodes) kernels &= node.kernel;
+        auto exec = std::make_shared<GraphExec>(GraphExec{current_context(), graph->nodes, kernels});
+        *out = exec.get();
+        m.execs[*out] = exec;
+        return kOk;
+    }, graph, u64{flags});
+}
+
+STANDIN_API int cuGraphUpload(GraphExec* exec, void* handle) {
+    return call("cuGraphUpload", Need::context, [&](Machine& m, Lock&) -> int {
+        Stream* stream;
+        const int code = own_stream(m, handle, &stream);
+        if (code != kOk) return code;
+        if (stream->capturing) return kCaptureUnsupported;
+        return m.execs.count(exec) == 0 ? kInvalidHandle : kOk;
+    }, exec, handle);
+}
+
+STANDIN_API int cuGraphLaunch(GraphExec* handle, void* stream_handle) {
+    return call("cuGraphLaunch", Need::context, [&](Machine& m, Lock& lock) -> int {
+        Stream* stream;
+        const int code = own_stream(m, stream_handle, &stream);
+        if (code != kOk) return code;
+        auto found = m.execs.find(handle);
+        if (found == m.execs.end() || handle->context != stream->context) return kInvalidHandle;
+        auto exec = found->second;
+        const u64 before = exec->launched++;
+        const size_t all = exec->nodes.size(), each = exec->kernels ? all : 1;
+        for (size_t first = 0; first < all; first += each) {
+            const std::vector<Node> nodes(exec->nodes.begin() + first, exec->nodes.begin() + first + each);
+            const int code = enqueue(lock, stream, [exec, nodes, before, last = first + each == all, next = size_t{0}]() mutable {
+                if (exec->finished < before) return Step::waits;
+                for (; next < nodes.size(); next++) {
+                    const Step step = nodes[next].command();
+                    if (step != Step::done) return step;
+                }
+                exec->finished += last;
+                return Step::done;
+            });
+            if (code != kOk) return code;
+        }
+        if (all == 0) exec->finished++;
+        return kOk;
+    }, handle, stream_handle);
+}
+
+STANDIN_API int cuGraphExecDestroy(GraphExec* exec) {
+    return call("cuGraphExecDestroy", Need::init, [&](Machine& m, Lock&) -> int {
+        return m.execs.erase(exec) == 0 ? kInvalidHandle : kOk;
+    }, exec);
 }
 
 STANDIN_API int cuEventCreate(Event** out, unsigned flags) {

@@ -7,8 +7,74 @@ use super::{Context, Request};
 use crate::error::Result;
 use crate::region::Slice;
 use crate::request::table::RequestKey;
-use crate::two_sided::{RecvOp, SendOp, Source};
+use crate::two_sided::{RecvOp, SendOp, Source, of_graph};
 
+/// # Messages in graphs
+///
+/// A stream that [`Stream::begin_capture`] captures records [`isend_on`](Context::isend_on),
+/// [`irecv_on`](Context::irecv_on), [`sendrecv_on`](Context::sendrecv_on),
+/// [`Request::wait_on`] and [`wait_all_on`](Context::wait_all_on), and [`Stream::end_capture`] returns
+/// their graph. Each launch of the graph (each *replay*) moves each of its messages once, without the CPU.
+/// Memory, length, rank and tag are those of the capture; the payload is what the memory has when the
+/// replay reaches the send.
+///
+/// - *Matching.* The k-th captured send to a rank under a tag matches the k-th captured receive there from
+///   this rank under the tag, as persistent requests of MPI match. Replay r of the one matches replay r of
+///   the other. Captured messages and others never match each other, so both may use one tag. A capture
+///   waits for the background work of the other rank, not for its capture: the two programs may capture in
+///   any order.
+/// - *Flow control.* A send is at most four replays ahead of its receive, above 4 KiB two: then it waits until
+///   a message is taken. Above 256 KiB (6 KiB on software GPUs) it waits until the replay of its receive has
+///   reached the `irecv_on`. The replay of a receive waits for its message at `wait_on`.
+/// - *Completion.* A captured [`Request`] is not waited for by the CPU. [`synchronize`](Context::synchronize)
+///   of the stream on which the graph is launched waits for the messages of the replays, and returns a
+///   failure. [`Request::result_word`] has the result of the last replay of a receive. A captured receive
+///   needs a captured wait; without it no replay takes its messages, and its sender waits.
+/// - *Failures.* If the other rank fails, dies or drops its context, or if a replay waits longer than
+///   [`Builder::timeout`](crate::Builder::timeout), its kernels end without their messages, and so does every
+///   later replay at once. The status is in [`error_word`](Context::error_word) before the stream continues.
+/// - *Lifetime.* The context keeps the memory of captured messages until it is dropped, and the graph until
+///   the graph is dropped. Launches behind the drop of the context move nothing.
+///
+/// Both ranks are on one host and map each other's memory ([`Path::Ipc`](crate::Path::Ipc)). Launches of one
+/// graph run one after the other; the application does not run two copies of one graph at a time.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use mp::{Context, gdsync::gpu::MemoryKind};
+/// fn rank(ctx: &Context) -> mp::Result<()> {
+///     let (rank, peer) = (ctx.rank(), 1 - ctx.rank()); // a job of two ranks
+///     let stream = ctx.gpu().stream()?;
+///     let memory = ctx.alloc(MemoryKind::Device, 128)?;
+///     let (data, room) = (memory.slice(0, 64)?, memory.slice(64, 64)?);
+///
+///     stream.begin_capture()?;
+///     let recv = ctx.irecv_on(&stream, peer, 7, &room)?;
+///     ctx.isend_on(&stream, peer, 7, &data)?.wait_on(&stream)?;
+///     recv.wait_on(&stream)?; // kernels recorded from here on may read `room`
+///     let step = stream.end_capture()?;
+///
+///     for i in 0..100_u8 {
+///         memory.write(0, &[i + rank as u8; 64])?;
+///         step.launch(&stream)?;
+///         ctx.synchronize(&stream, Duration::from_secs(10))?;
+///         let mut got = [0; 64];
+///         memory.read(64, &mut got)?;
+///         assert_eq!(got, [i + peer as u8; 64]);
+///     }
+///     Ok(())
+/// }
+/// # std::thread::scope(|threads| {
+/// #     for job in mp::bootstrap::Local::ranks(2) {
+/// #         threads.spawn(move || {
+/// #             let gpu = mp::gdsync::Gpu::soft().unwrap();
+/// #             let ctx = Context::builder().bootstrap(job).gpu(&gpu).path(mp::PathChoice::Ipc).build().unwrap();
+/// #             rank(&ctx).unwrap();
+/// #             ctx.close(Duration::from_secs(10)).unwrap();
+/// #         });
+/// #     }
+/// # });
+/// ```
 impl Context {
     /// Prepares a send without posting it. The send gets its number under its rank and tag, which
     /// fixes the receive that it matches. Nothing is sent until [`Request::post`].
@@ -23,7 +89,11 @@ impl Context {
     /// - `Invalid` for a rank outside the job, memory of another context, or segments or lengths
     ///   out of range.
     /// - `Unsupported` for a length word with several segments, and for a stream that is being
-    ///   captured into a graph. On a GPU that runs no kernels, also for a stream's send above the
+    ///   captured into a graph; [`post_send`](Context::post_send) there for what a graph cannot contain
+    ///   ([messages in graphs](Context#messages-in-graphs)): several segments, a length word, a time limit of
+    ///   its own, a receive from any rank, and a rank that is not reached by mapped memory. `Truncated`
+    ///   there if the message is longer than its receive, and `Invalid` if it repeats a capture that failed,
+    ///   with another length. On a GPU that runs no kernels, also for a stream's send above the
     ///   eager limit, with a length word, of more than 30 pieces, or to this rank itself.
     /// - `PeerFailed` if the rank was given up; `Protocol` if it has another version or settings.
     /// - `Timeout`, naming the rank, if it does not answer; `BootstrapLost` if it cannot be asked.
@@ -36,7 +106,7 @@ impl Context {
             .engine()
             .observers
             .call(c"prepare_send", || send.facts());
-        Ok(Request::new(self, self.engine().send(send, false)?))
+        Ok(Request::of(self, self.engine().send(send, false)?))
     }
 
     /// Prepares a receive without posting it. A receive from one rank gets its number, which fixes
@@ -54,7 +124,7 @@ impl Context {
             .engine()
             .observers
             .call(c"prepare_recv", || recv.facts());
-        Ok(Request::new(self, self.engine().recv(recv, false)?))
+        Ok(Request::of(self, self.engine().recv(recv, false)?))
     }
 
     /// Prepares a send and posts it, by the CPU or on its stream. [`Context::isend`] and
@@ -65,7 +135,7 @@ impl Context {
     pub fn post_send(&self, send: &SendOp<'_>) -> Result<Request> {
         let name = send.on.call(c"isend", c"isend_on");
         let _call = self.engine().observers.call(name, || send.facts());
-        Ok(Request::new(self, self.engine().send(send, true)?))
+        Ok(Request::of(self, self.engine().send(send, true)?))
     }
 
     /// Prepares a receive and posts it, by the CPU or on its stream. [`Context::irecv`] and
@@ -76,7 +146,7 @@ impl Context {
     pub fn post_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
         let name = recv.on.call(c"irecv", c"irecv_on");
         let _call = self.engine().observers.call(name, || recv.facts());
-        Ok(Request::new(self, self.engine().recv(recv, true)?))
+        Ok(Request::of(self, self.engine().recv(recv, true)?))
     }
 
     /// Sends `data` to rank `to` under `tag`, by the CPU. The call does not wait for the receive. A
@@ -151,7 +221,8 @@ impl Context {
     }
 
     /// Enqueues a send of `data` to rank `to` under `tag` on the stream. The memory is read when
-    /// the stream reaches the send, behind all earlier work of the stream.
+    /// the stream reaches the send, behind all earlier work of the stream. A stream that is being captured
+    /// records it ([messages in graphs](Context#messages-in-graphs)).
     ///
     /// The stream then continues at once, unless it has no credit ([`Builder::depth`]), or
     /// the message is longer than the eager limit ([`Builder::eager_limit`]): **it waits for
@@ -200,7 +271,8 @@ impl Context {
     /// Enqueues a receive on the stream: of a message from rank `from`, or from [`Source::Any`],
     /// under `tag` into `into`. The receive is posted, and the memory may be written, when the
     /// stream reaches it; the stream continues at once. [`Request::wait_on`] makes a stream wait
-    /// for the message. [`Context::isend_on`] has an example.
+    /// for the message. A stream that is being captured records it
+    /// ([messages in graphs](Context#messages-in-graphs)). [`Context::isend_on`] has an example.
     ///
     /// If the CPU or another stream waits for the message, it may also wait for what the program has
     /// enqueued on this stream behind the receive, without this library, until then.
@@ -301,11 +373,25 @@ impl Context {
     /// # Errors
     /// As [`Request::wait_on`], for the first request that fails: the stream then waits for none of
     /// them. `Invalid` for requests of another context, and for more requests than the stream can
-    /// hold submissions for.
+    /// hold submissions for. `Unsupported` for captured requests beside others.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
         let _call = self.observe(c"wait_all_on", None, Some(stream));
+        if requests.first().and_then(Request::captured).is_some() {
+            return self.wait_all_captured(stream, requests);
+        }
         let keys = self.keys(requests)?;
         self.engine().wait_all_on(keys, stream)
+    }
+
+    /// Makes a graph wait for captured messages.
+    fn wait_all_captured(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
+        let engine = self.engine();
+        requests.iter().try_for_each(|r| r.check_context(engine))?;
+        let captured = requests.iter().filter_map(Request::captured);
+        match captured.clone().count() == requests.len() {
+            true => engine.wait_on_captured(captured, stream),
+            false => Err(of_graph("wait on stream")),
+        }
     }
 
     /// The keys of requests of this context.

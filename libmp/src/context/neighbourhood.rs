@@ -220,6 +220,13 @@ impl Neighbourhood {
     /// Makes `stream` send the ready word of the next step to all neighbours: they may write its
     /// data here when the stream has reached the call.
     ///
+    /// A stream that is being captured records the three calls of a step, in one capture, and each launch of
+    /// the graph exchanges the data with all neighbours, which launch graphs as often
+    /// ([messages in graphs](Context#messages-in-graphs)). Captured steps do not count in
+    /// [`step`](Neighbourhood::step) and [`step_word`](Neighbourhood::step_word), one of them is in progress
+    /// at a time also with double buffering, and they need mapped memory to all neighbours. Steps outside of
+    /// graphs may be between the launches.
+    ///
     /// The first call of a stream opens a connection to each neighbour, as
     /// [`Context::prepare_send`] does.
     ///
@@ -230,8 +237,8 @@ impl Neighbourhood {
     ///   `Timeout`, naming it, if it does not answer; `BootstrapLost` if it cannot be asked.
     /// - `QueueFull` if too many operations are in flight;
     ///   [`Builder::full`](crate::Builder::full) sets whether the call waits for room first.
-    /// - `Unsupported` for a stream that is being captured into a graph; `Gdsync(Foreign)` for a
-    ///   stream of another GPU.
+    /// - `Unsupported` for a stream that is being captured into a graph, if a neighbour is not reached by
+    ///   mapped memory; `Gdsync(Foreign)` for a stream of another GPU.
     /// - `Closed` if the GPU accepted only a part of an earlier call.
     /// - Errors of gdsync.
     pub fn ready_on(&self, stream: &Stream) -> Result<()> {

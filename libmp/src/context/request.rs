@@ -16,7 +16,9 @@ use crate::request::table::RequestKey;
 use crate::trace::Facts;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::wait::WAIT;
+use crate::two_sided::{Captured, Started, of_graph};
 
+const POST: &str = "post request";
 const TEST: &str = "test request";
 const SEVERAL: &str = "wait for requests";
 
@@ -66,21 +68,26 @@ const SEVERAL: &str = "wait for requests";
 #[must_use = "a request that is dropped cannot be waited for"]
 pub struct Request {
     context: Context,
-    key: RequestKey,
+    of: Started,
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        let engine = self.context.engine();
-        let mut state = engine.lock();
-        engine.drop_handle(&mut state, self.key);
+        if let Started::Listed(key) = self.of {
+            let engine = self.context.engine();
+            let mut state = engine.lock();
+            engine.drop_handle(&mut state, key);
+        }
     }
 }
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Started::Listed(key) = self.of else {
+            return f.write_str("a message of a graph");
+        };
         let state = self.engine().lock();
-        match state.requests.get(self.key) {
+        match state.requests.get(key) {
             Some(e) => match &e.operation {
                 Operation::Send(send) => write!(f, "{}: {:?}", e.name(), send.state),
                 Operation::Receive(receive) => write!(f, "{}: {:?}", e.name(), receive.state),
@@ -96,9 +103,30 @@ impl fmt::Debug for Request {
 
 impl Request {
     pub(crate) fn new(context: &Context, key: RequestKey) -> Request {
-        Request {
-            context: context.clone(),
-            key,
+        Request::of(context, Started::Listed(key))
+    }
+
+    pub(super) fn of(context: &Context, of: Started) -> Request {
+        let context = context.clone();
+        Request { context, of }
+    }
+
+    /// The message of a graph.
+    pub(super) fn captured(&self) -> Option<&Captured> {
+        match &self.of {
+            Started::Listed(_) => None,
+            Started::Captured(captured) => Some(captured),
+        }
+    }
+
+    /// Its key in the table of its context.
+    ///
+    /// # Errors
+    /// `Unsupported` for a message of a graph.
+    fn listed(&self, operation: &'static str) -> Result<RequestKey> {
+        match self.of {
+            Started::Listed(key) => Ok(key),
+            Started::Captured(_) => Err(of_graph(operation)),
         }
     }
 
@@ -112,17 +140,23 @@ impl Request {
         let engine = self.engine();
         engine.observers.call(name, || Facts {
             stream: stream.map(Stream::id),
-            ..engine.facts(self.key)
+            ..engine.facts(self.key())
         })
     }
 
-    /// Its key in the table of its context.
+    /// Its key in the table of its context; for a message of a graph, the key of no request.
     pub(super) fn key(&self) -> RequestKey {
-        self.key
+        self.listed(WAIT).unwrap_or_default()
+    }
+
+    /// Refuses a request of another context, and a message of a graph.
+    pub(super) fn check(&self, engine: &Engine) -> Result<()> {
+        self.check_context(engine)?;
+        self.listed(SEVERAL).map(drop)
     }
 
     /// Refuses a request of another context.
-    pub(super) fn check(&self, engine: &Engine) -> Result<()> {
+    pub(super) fn check_context(&self, engine: &Engine) -> Result<()> {
         match std::ptr::eq(self.engine(), engine) {
             true => Ok(()),
             false => {
@@ -150,7 +184,7 @@ impl Request {
     /// - Errors of gdsync. If only a part of the request could be enqueued, the peer is given up.
     pub fn post(&self) -> Result<()> {
         let _call = self.observe(c"post", None);
-        self.engine().post(self.key)
+        self.engine().post(self.listed(POST)?)
     }
 
     /// Posts a prepared request on `stream`, behind all work that is enqueued on the stream so far.
@@ -185,7 +219,7 @@ impl Request {
     /// of it was enqueued. `Invalid` if it was prepared for another stream.
     pub fn post_on(&self, stream: &Stream) -> Result<()> {
         let _call = self.observe(c"post_on", Some(stream));
-        self.engine().post_on(self.key, stream)
+        self.engine().post_on(self.listed(POST)?, stream)
     }
 
     /// Returns the result of the request, or `None` while it has not ended. It does not wait. It
@@ -203,13 +237,15 @@ impl Request {
     /// - `Failed` with the status if the request failed on this side; `Failed(TIMEOUT)` for a
     ///   receive from any rank whose timeout has expired.
     /// - `Cancelled` after [`cancel`](Request::cancel); `NoSuchRequest` if it was not posted.
+    /// - `Unsupported` for a captured request, which moves a message at each replay.
     ///
     /// Every later call returns the same failure again.
     pub fn test(&self) -> Result<Option<Done>> {
         let engine = self.engine();
+        let key = self.listed(TEST)?;
         let mut state = engine.lock();
-        engine.visit(&mut state, self.key);
-        engine.answer(TEST, &mut state, self.key)
+        engine.visit(&mut state, key);
+        engine.answer(TEST, &mut state, key)
     }
 
     /// Waits on the CPU, at most `limit`, until the request has ended, and returns its result. With
@@ -221,14 +257,15 @@ impl Request {
     pub fn wait(&self, limit: Duration) -> Result<Done> {
         let engine = self.engine();
         let _call = self.observe(c"wait", None);
+        let key = self.listed(WAIT)?;
         let (mut answer, mut counted) = (Ok(None), false);
         engine.wait_until(limit, &mut |state| {
             if !std::mem::replace(&mut counted, true) {
-                state.count_wait(self.key);
+                state.count_wait(key);
             }
-            let settled = engine.visit_and_is_settled(state, self.key);
+            let settled = engine.visit_and_is_settled(state, key);
             if settled {
-                answer = engine.answer(WAIT, state, self.key);
+                answer = engine.answer(WAIT, state, key);
             }
             settled
         });
@@ -239,7 +276,7 @@ impl Request {
     fn late(&self, limit: Duration) -> Error {
         let engine = self.engine();
         let state = engine.lock();
-        let Some(entry) = state.requests.get(self.key) else {
+        let Some(entry) = state.requests.get(self.key()) else {
             return Error::unknown_request(WAIT);
         };
         let text = engine.late_text(&state, entry, limit);
@@ -267,13 +304,20 @@ impl Request {
     /// - `PeerFailed` or `Protocol` if the peer was given up and the message has not arrived.
     /// - `QueueFull` as configured by [`Builder::full`](crate::Builder::full);
     ///   `Gdsync(TooManyWaits)` if too many streams of the GPU wait.
-    /// - `Unsupported` on a GPU that runs no kernels, and for a stream that is being captured into
-    ///   a graph.
+    /// - `Unsupported` on a GPU that runs no kernels; for a stream that is being captured into a graph, if
+    ///   the request is not ([messages in graphs](Context#messages-in-graphs)), and the reverse; and for a
+    ///   captured request for which another stream waits.
     /// - `Timeout` or `BootstrapLost` if the stream's connection to the peer cannot be opened;
     ///   other errors of gdsync.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
         let _call = self.observe(c"wait_on", Some(stream));
-        self.engine().wait_on(self.key, stream)
+        match &self.of {
+            Started::Listed(key) => self.engine().wait_on(*key, stream),
+            Started::Captured(captured) => {
+                let one = std::iter::once(captured);
+                self.engine().wait_on_captured(one, stream)
+            }
+        }
     }
 
     /// Cancels the request, which ends with `Cancelled` and gives its number back. These requests
@@ -286,9 +330,10 @@ impl Request {
     /// # Errors
     /// `Unsupported` for any other request, which continues. `NoSuchRequest` for an unknown one.
     pub fn cancel(&self) -> Result<()> {
+        let key = self.listed("cancel request")?;
         let engine = self.engine();
         let mut state = engine.lock();
-        engine.cancel(&mut state, self.key)
+        engine.cancel(&mut state, key)
     }
 
     /// The GPU address of the request's result word, for kernels behind the wait: 64 bits,
@@ -299,7 +344,10 @@ impl Request {
     /// request as long as this handle lives. Call it behind `wait_on`: after an earlier call, the
     /// kernel that receives the message stores the result to host memory, which takes about 1 us.
     pub fn result_word(&self) -> DevicePtr {
-        self.engine().lock().requests.shown_result(self.key)
+        match &self.of {
+            Started::Listed(key) => self.engine().lock().requests.shown_result(*key),
+            Started::Captured(captured) => captured.result(),
+        }
     }
 }
 
@@ -309,6 +357,7 @@ fn same(requests: &[Request]) -> Result<Option<&Engine>> {
         return Ok(None);
     };
     let engine = first.engine();
+    requests.iter().try_for_each(|r| r.listed(WAIT).map(drop))?;
     match requests.iter().all(|r| std::ptr::eq(r.engine(), engine)) {
         true => Ok(Some(engine)),
         false => {
@@ -334,7 +383,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let mut open = 0;
     let ended = engine.wait_until(limit, &mut |state| {
         while let Some(request) = requests.get(open) {
-            if !engine.visit_and_is_settled(state, request.key) {
+            if !engine.visit_and_is_settled(state, request.key()) {
                 return false;
             }
             open += 1;
@@ -343,16 +392,16 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     });
     if !ended && let Some(request) = requests.get(open) {
         // A failed request may be the reason why another is late.
-        let failed = engine.first_of(requests.iter().map(|r| r.key));
+        let failed = engine.first_of(requests.iter().map(|r| r.key()));
         return Err(failed.unwrap_or_else(|| request.late(limit)));
     }
-    if let Some(e) = engine.first_of(requests.iter().map(|r| r.key)) {
+    if let Some(e) = engine.first_of(requests.iter().map(|r| r.key())) {
         return Err(e);
     }
     let state = engine.lock();
     let done = |request: &Request| -> Result<Done> {
         engine
-            .outcome(WAIT, &state, request.key)?
+            .outcome(WAIT, &state, request.key())?
             .ok_or_else(|| Error::new(WAIT, Kind::Timeout, "a request has not ended; wait again"))
     };
     requests.iter().map(done).collect()
@@ -379,15 +428,15 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
     engine.wait_until(limit, &mut |state| {
         found = requests
             .iter()
-            .position(|r| engine.visit_and_is_settled(state, r.key));
+            .position(|r| engine.visit_and_is_settled(state, r.key()));
         found.is_some()
     });
     let late = || requests[0].late(limit);
     let index = found.ok_or_else(late)?;
     let done = {
         let state = &mut *engine.lock();
-        state.count_wait(requests[index].key);
-        engine.answer(WAIT, state, requests[index].key)?
+        state.count_wait(requests[index].key());
+        engine.answer(WAIT, state, requests[index].key())?
     };
     Ok((index, done.ok_or_else(late)?))
 }
@@ -404,12 +453,12 @@ pub fn wait_some(requests: &[Request], limit: Duration) -> Result<Vec<(usize, Do
     for (index, request) in requests.iter().enumerate() {
         let engine = request.engine();
         let mut state = engine.lock();
-        engine.visit(&mut state, request.key);
+        engine.visit(&mut state, request.key());
         // Other failures are returned when their requests are waited for.
-        match engine.outcome(WAIT, &state, request.key) {
+        match engine.outcome(WAIT, &state, request.key()) {
             Ok(Some(done)) => all.push((index, done)),
             Err(_) if index == first => {
-                return engine.answer(WAIT, &mut state, request.key).map(|_| all);
+                return engine.answer(WAIT, &mut state, request.key()).map(|_| all);
             }
             Ok(None) | Err(_) => {}
         }

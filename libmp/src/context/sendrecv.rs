@@ -68,7 +68,8 @@ impl Context {
     /// with all options; one that names a stream is posted on that stream.
     ///
     /// The receive is posted first, so all ranks may enqueue this at once, also for messages above
-    /// the eager limit. [`synchronize`](Context::synchronize) returns a failure. For the length or
+    /// the eager limit. A stream that is being captured records both
+    /// ([messages in graphs](Context#messages-in-graphs)). [`synchronize`](Context::synchronize) returns a failure. For the length or
     /// the result word of the message, call [`irecv_on`](Context::irecv_on) and
     /// [`isend_on`](Context::isend_on) instead.
     ///
@@ -111,6 +112,11 @@ impl Context {
         recv: impl Into<RecvOp<'a>>,
     ) -> Result<()> {
         let (mut send, mut recv) = (send.into(), recv.into());
+        if stream.is_capturing()? {
+            let recv = self.post_recv(&recv.on(stream))?;
+            let send = self.post_send(&send.on(stream))?;
+            return self.wait_all_on(stream, &[recv, send]);
+        }
         if send.on.stream().is_none() && recv.on.stream().is_none() {
             let pair = [self.prepare_recv(&recv)?, self.prepare_send(&send)?];
             self.post_all_on(stream, &pair)?;

@@ -7,6 +7,7 @@
 //! - [`Flag`], [`Direct`]: the sender writes into a flagged room, or into the memory of a receive,
 //!   which [`Name`] names.
 //! - [`Await`], [`Relay`]: a stream waits for a credit, or for a name.
+//! - [`ReplayWrite`], [`ReplayPlace`], [`ReplayCopy`], [`ReplayTake`]: messages in graphs (`replay`).
 //! - [`Puts`]: puts by copies.
 //! - [`Pieces`], [`Moves`]: strided pieces.
 //! - [`Collect`]: the end of a collective call.
@@ -15,6 +16,7 @@
 
 mod collect;
 mod params;
+mod replay;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -26,8 +28,9 @@ use crate::error::Result;
 
 pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
-    Await, Credit, Direct, Flag, IN_HOST, LATER, MOST_CHUNKS, Moves, Name, POLLS, PUTS, Patch,
-    Pieces, Puts, Relay, SEGMENTS, Segment, Stamp, Unpack,
+    Await, Credit, Direct, End, Flag, IN_HOST, LATER, MOST_CHUNKS, Moves, Name, POLLS, PUTS, Patch,
+    Pieces, Puts, Relay, ReplayCopy, ReplayPlace, ReplayTake, ReplayWrite, Rooms, SEGMENTS,
+    Segment, Stamp, Unpack,
 };
 pub(crate) use tasks::{DIRECTS, FLAGS, NAMES, PUT_TASKS, Polls, STAMPS, UNPACKS};
 
@@ -58,6 +61,14 @@ pub(crate) struct Kernels {
     name_all_73: Kernel,
     await_credit: Kernel,
     relay: Kernel,
+    replay_write: Kernel,
+    replay_write_all_8: Kernel,
+    replay_write_all_46: Kernel,
+    replay_place: Kernel,
+    replay_copy: Kernel,
+    replay_take: Kernel,
+    replay_take_all_8: Kernel,
+    replay_take_all_42: Kernel,
     put: Kernel,
     put_all_8: Kernel,
     put_all_63: Kernel,
@@ -113,6 +124,14 @@ impl Kernels {
             name_all_73: module.kernel("mp_name_all_73")?,
             await_credit: module.kernel("mp_await")?,
             relay: module.kernel("mp_relay")?,
+            replay_write: module.kernel("mp_replay_write")?,
+            replay_write_all_8: module.kernel("mp_replay_write_all_8")?,
+            replay_write_all_46: module.kernel("mp_replay_write_all_46")?,
+            replay_place: module.kernel("mp_replay_place")?,
+            replay_copy: module.kernel("mp_replay_copy")?,
+            replay_take: module.kernel("mp_replay_take")?,
+            replay_take_all_8: module.kernel("mp_replay_take_all_8")?,
+            replay_take_all_42: module.kernel("mp_replay_take_all_42")?,
             put: module.kernel("mp_put")?,
             put_all_8: module.kernel("mp_put_all_8")?,
             put_all_63: module.kernel("mp_put_all_63")?,

@@ -310,6 +310,97 @@ pub(crate) struct Relay {
     pub report: u64,
 }
 
+/// The own end of a circuit, as the kernels of messages in graphs use it (`device/mp_replay.cu`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct End {
+    /// Four 64-bit words in device memory: the number of the message of the next replay, a count of
+    /// shares (0 before and after a kernel), the result of the last message as [`Unpack::result`], and the
+    /// status with which the peer was given up, or 0.
+    pub words: u64,
+    /// Three 64-bit words in host memory: the status with which the library has given the peer up, or 0;
+    /// set to 1 by a kernel that has waited too long; set to 1 by a kernel that ends without its message.
+    pub alarm: u64,
+    /// A 32-bit word that keeps the first failure.
+    pub error: u64,
+    /// Nanoseconds after which a kernel has waited too long; 0: never.
+    pub limit: u64,
+    /// As [`Flag::shares`].
+    pub shares: u64,
+}
+
+/// The rooms of a circuit. A message is in the room of the slot with its number, modulo `slots`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct Rooms {
+    /// The first room: two lines of the head, then those of the payload; or, of a message in the memory of
+    /// its receive, two of the length, and one for each share.
+    pub first: u64,
+    /// The bytes from a room to the next.
+    pub stride: u64,
+    /// A power of two.
+    pub slots: u64,
+}
+
+/// The parameters of the kernel that writes the message of a replay into a room of a circuit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct ReplayWrite {
+    pub end: End,
+    /// A 64-bit word in device memory that a kernel of the receiver sets to the number of the message
+    /// that it has taken. The kernel waits for the message before in the slot.
+    pub credit: u64,
+    /// The payload: `len` bytes of any alignment.
+    pub from: u64,
+    /// See `from`.
+    pub len: u64,
+    /// In memory of the receiver.
+    pub rooms: Rooms,
+}
+
+/// The parameters of the kernel that shows the memory of a captured receive to the sender.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct ReplayPlace {
+    pub end: End,
+    /// Two lines in device memory of the sender, for the halves of the address.
+    pub place: u64,
+    /// The address of the memory at the sender.
+    pub to: u64,
+}
+
+/// The parameters of the kernel that writes the message of a replay into the memory of its receive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct ReplayCopy {
+    pub end: End,
+    /// As [`ReplayPlace::place`]: the kernel waits for it.
+    pub place: u64,
+    /// The payload: `len` bytes of any alignment.
+    pub from: u64,
+    /// See `from`.
+    pub len: u64,
+    /// In memory of the receiver.
+    pub rooms: Rooms,
+}
+
+/// The parameters of the kernel that takes in the message of a replay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct ReplayTake {
+    pub end: End,
+    /// In own memory.
+    pub rooms: Rooms,
+    /// Bytes of payload for which a room has lines.
+    pub bytes: u64,
+    /// The memory of the receive: `capacity` bytes of any alignment.
+    pub to: u64,
+    /// See `to`.
+    pub capacity: u64,
+    /// As [`ReplayWrite::credit`], in memory of the sender.
+    pub credit: u64,
+}
+
 /// Maximum number of puts of [`Puts`].
 pub(crate) const PUTS: usize = 4;
 
@@ -437,6 +528,8 @@ const _: () = assert!(size_of::<Flag>() == 96 && align_of::<Flag>() == 8);
 const _: () = assert!(size_of::<Direct>() == 160 && align_of::<Direct>() == 8);
 const _: () =
     assert!(size_of::<Name>() == 56 && size_of::<Relay>() == 40 && size_of::<Await>() == 40);
+const _: () = assert!(size_of::<ReplayWrite>() == 88 && size_of::<ReplayPlace>() == 56);
+const _: () = assert!(size_of::<ReplayCopy>() == 88 && size_of::<ReplayTake>() == 96);
 const _: () = assert!(size_of::<Pieces>() == 72 && align_of::<Pieces>() == 8);
 const _: () = assert!(size_of::<Moves>() == 16 && align_of::<Moves>() == 8);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

@@ -212,7 +212,7 @@ impl Kernels {
     ///
     /// # Safety
     /// As for [`Kernels::launch_all`].
-    unsafe fn share_all<'t>(
+    pub(super) unsafe fn share_all<'t>(
         &self,
         stream: &Stream,
         kernels: [&Kernel; 3],

@@ -205,7 +205,9 @@ impl Engine {
     /// Makes the stream send the ready words of the next step to all neighbours.
     pub fn ready_on(&self, x: &Exchange, stream: &Stream) -> Result<()> {
         let on = On::Stream(stream, None);
-        on.check(&self.gpu, READY)?;
+        if on.captured(&self.gpu, READY)?.is_some() {
+            return self.capture_ready(x, stream);
+        }
         let mut calls = x.calls(READY)?;
         let step = calls.may_ready(x.ahead)?;
         self.with_lanes(x, on, &mut calls, |open| {
@@ -227,7 +229,9 @@ impl Engine {
     /// its data.
     pub fn send_on(&self, x: &Exchange, stream: &Stream) -> Result<()> {
         let on = On::Stream(stream, None);
-        on.check(&self.gpu, SEND)?;
+        if on.captured(&self.gpu, SEND)?.is_some() {
+            return self.capture_send_to_neighbours(x, stream);
+        }
         let mut calls = x.calls(SEND)?;
         let step = calls.may_send()?;
         let table = x.pack.tables[parity(step)].as_ref();
@@ -261,7 +265,9 @@ impl Engine {
     /// Makes the stream wait for the data of the step that was sent last, and for its own puts.
     pub fn wait_on_neighbours(&self, x: &Exchange, stream: &Stream) -> Result<()> {
         let on = On::Stream(stream, None);
-        on.check(&self.gpu, WAIT)?;
+        if on.captured(&self.gpu, WAIT)?.is_some() {
+            return self.capture_wait_for_neighbours(x, stream);
+        }
         let mut calls = x.calls(WAIT)?;
         let step = calls.may_wait(Some(stream.id()))?;
         let record = calls.record;
@@ -381,7 +387,7 @@ impl Engine {
     }
 
     /// Enqueues the moves of a table.
-    fn launch(&self, table: Option<&Table>, stream: &Stream) -> Result<()> {
+    pub(super) fn launch(&self, table: Option<&Table>, stream: &Stream) -> Result<()> {
         let Some(table) = table else {
             return Ok(());
         };

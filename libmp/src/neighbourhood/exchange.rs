@@ -7,6 +7,7 @@ use gdsync::Gpu;
 use gdsync::gpu::{Dims, MemoryKind, Region};
 use zerocopy::IntoBytes;
 
+use super::in_graph::InGraph;
 use super::join::sizes;
 use super::spec::{BUILD, Neighbour, check};
 use crate::error::{Error, Kind, Result};
@@ -53,7 +54,8 @@ pub(super) struct Move {
 pub(super) struct Table {
     pub params: Moves,
     pub dims: Dims,
-    _memory: Region,
+    /// The memory of the entries.
+    pub memory: Region,
 }
 
 /// The moves of a part of a step: for the CPU, and for kernels by parity of the step. Empty tables
@@ -91,6 +93,7 @@ pub(crate) struct Exchange {
     /// A NIC writes received data to GPU memory, so that a wait flushes.
     pub(super) flushes: bool,
     calls: Mutex<Calls>,
+    pub(super) in_graph: InGraph,
 }
 
 impl Drop for Exchange {
@@ -156,7 +159,7 @@ struct Staged {
 }
 
 /// The neighbours, with the library memory of their data.
-struct Parts {
+pub(super) struct Parts {
     /// The neighbours that are other ranks, those of one rank together, and behind them those that
     /// are this rank itself.
     all: Vec<Neighbour>,
@@ -168,7 +171,13 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(engine: &Engine, neighbours: Vec<Neighbour>, double: bool) -> Result<Parts> {
+    /// `whole`: all data that is sent to a neighbour is in one piece.
+    pub fn new(
+        engine: &Engine,
+        neighbours: Vec<Neighbour>,
+        double: bool,
+        whole: bool,
+    ) -> Result<Parts> {
         let is_other = |one: &Neighbour| one.rank != engine.rank;
         let (mut all, own): (Vec<_>, Vec<_>) = neighbours.into_iter().partition(is_other);
         let others = all.len();
@@ -185,7 +194,7 @@ impl Parts {
                     Some([first, if double { add() } else { first }])
                 }
             },
-            packing: match is_other(one) && !one.is_gathered(&all[..others]) {
+            packing: match is_other(one) && !one.is_gathered(&all[..others], whole) {
                 true => Some(packing.add(&one.sent, one.sends())),
                 false => None,
             },
@@ -213,7 +222,7 @@ impl Parts {
     ///
     /// # Errors
     /// As [`Parts::move_to_itself`].
-    fn moves(&self) -> Result<[Vec<Move>; 2]> {
+    pub fn moves(&self) -> Result<[Vec<Move>; 2]> {
         let (mut pack, mut unpack) = (Vec::new(), Vec::new());
         for (one, staged) in self.iter() {
             if let Some(at) = staged.packing {
@@ -269,8 +278,28 @@ impl Parts {
         })
     }
 
+    /// The neighbours that are other ranks, each with the bytes that it is sent and those that it sends, of
+    /// parts whose data is `whole`. `None`: no bytes.
+    pub fn whole(&self) -> Result<impl Iterator<Item = (&Neighbour, [Option<Slice>; 2])>> {
+        let data = |(one, staged): (&Neighbour, &Staged)| -> Result<[Option<Slice>; 2]> {
+            let pieces = one.sent.iter().flat_map(Strided::pieces);
+            let piece = || pieces.clone().find(|piece| !piece.is_empty()).cloned();
+            let sent = match staged.packing {
+                Some(at) => Some(self.packing.slice(at, one.sends() as usize)?),
+                None => piece(),
+            };
+            let received = match staged.landing {
+                Some([at, _]) => Some(self.landing.slice(at, one.receives() as usize)?),
+                None => one.direct().cloned(),
+            };
+            Ok([sent, received])
+        };
+        let all: Vec<_> = self.others().map(data).collect::<Result<_>>()?;
+        Ok(self.others().map(|(one, _)| one).zip(all))
+    }
+
     /// All memory: of the application, and of the library.
-    fn memory(&self) -> Vec<Memory> {
+    pub fn memory(&self) -> Vec<Memory> {
         let pieces = self.all.iter();
         let pieces = pieces.flat_map(|one| one.sent.iter().chain(&one.received));
         let memory = pieces.map(|piece| piece.memory().clone());
@@ -291,7 +320,9 @@ impl Engine {
         neighbours: Vec<Neighbour>,
         double: bool,
     ) -> Result<Exchange> {
-        let parts = Parts::new(self, check(self, neighbours)?, double)?;
+        let neighbours = check(self, neighbours)?;
+        let in_graph = InGraph::new(neighbours.clone());
+        let parts = Parts::new(self, neighbours, double, false)?;
         let of_peers = || parts.all[..parts.others].chunk_by(|a, b| a.rank == b.rank);
         let words = self.words(of_peers().count())?;
         let [pack, unpack] = parts.moves()?;
@@ -334,6 +365,7 @@ impl Engine {
             unpack: Copies::new(&self.gpu, unpack)?,
             flushes: parts.land_in_device(),
             calls: Mutex::default(),
+            in_graph,
         })
     }
 
@@ -459,7 +491,7 @@ fn moves(
 }
 
 impl Copies {
-    fn new(gpu: &Gpu, moves: Vec<Move>) -> Result<Copies> {
+    pub fn new(gpu: &Gpu, moves: Vec<Move>) -> Result<Copies> {
         let tables = [table(gpu, &moves, 0)?, table(gpu, &moves, 1)?];
         Ok(Copies { moves, tables })
     }
@@ -505,6 +537,6 @@ fn table(gpu: &Gpu, moves: &[Move], parity: usize) -> Result<Option<Table>> {
             blocks,
         },
         dims,
-        _memory: memory,
+        memory,
     }))
 }

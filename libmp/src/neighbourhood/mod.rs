@@ -13,6 +13,7 @@
 mod by_cpu;
 mod by_stream;
 mod exchange;
+mod in_graph;
 mod join;
 mod spec;
 #[cfg(test)]

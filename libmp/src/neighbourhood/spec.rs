@@ -115,11 +115,15 @@ impl Neighbour {
         }
     }
 
-    /// Whether the NIC gathers the pieces that are sent. A rank that is several neighbours has one
-    /// queue, in which the lists of pieces would take the room.
-    pub(super) fn is_gathered(&self, among: &[Neighbour]) -> bool {
+    /// Whether the NIC gathers the pieces that are sent; `whole`: there is at most one. A rank that is
+    /// several neighbours has one queue, in which the lists of pieces would take the room.
+    pub(super) fn is_gathered(&self, among: &[Neighbour], whole: bool) -> bool {
         let same = among.iter().filter(|other| other.rank == self.rank);
-        let most = if same.count() > 1 { 1 } else { MOST_PIECES };
+        let most = if whole || same.count() > 1 {
+            1
+        } else {
+            MOST_PIECES
+        };
         self.sent.iter().map(Strided::count).sum::<usize>() <= most
     }
 }

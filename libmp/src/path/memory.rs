@@ -200,6 +200,14 @@ impl Remote {
         Remote::any(Remote::path(path, records), records)
     }
 
+    /// The key of mapped memory; `None` for memory that a NIC writes.
+    pub fn copy_key(&self) -> Option<u32> {
+        match self {
+            Remote::Nic(_) => None,
+            Remote::Copy(remote) => Some(remote.key()),
+        }
+    }
+
     /// Its address.
     pub fn addr(&self) -> u64 {
         match self {

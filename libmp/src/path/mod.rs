@@ -268,8 +268,8 @@ fn foreign(operation: &'static str) -> Error {
     )
 }
 
-/// Refuses a stream that is being captured: each message has one number, and a graph may run many
-/// times.
+/// Refuses a stream that is being captured: the numbers of what is enqueued are of one run, and a graph
+/// may run many times.
 ///
 /// # Errors
 /// `Unsupported`; errors of gdsync if the state of the stream cannot be read.
@@ -278,8 +278,8 @@ pub(crate) fn uncaptured(stream: &Stream, operation: &'static str) -> Result<()>
         return Ok(());
     }
     let what = format!(
-        "{stream:?} is being captured into a graph, which cannot contain messages; end the \
-         capture first"
+        "{stream:?} is being captured into a graph, which can contain isend_on, irecv_on, \
+         sendrecv_on, wait_on, wait_all_on and the steps of neighbourhoods alone; end the capture first"
     );
     Err(Error::new(operation, Kind::Unsupported, what))
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use gds_step::{Host, Time};
 use gdsync::Gpu;
-use gdsync::gpu::{MemoryKind, Region, Word32};
+use gdsync::Status;
+use gdsync::gpu::{MemoryKind, Region, Word32, Word64};
 use gdsync::rdma::Device;
 
 use super::config::{Config, Progress};
@@ -17,6 +18,7 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
 use crate::path::{Can, Choices, Chosen, NicOptions, PathChoice, Paths, export};
 use crate::trace::{Observers, file_of};
+use crate::wire::word;
 
 /// The period of the background work.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
@@ -33,6 +35,8 @@ pub(crate) struct Engine {
     kernels: Option<Kernels>,
     pub bootstrap: Arc<dyn Bootstrap>,
     pub error: Word32,
+    /// The result of captured messages with the null rank.
+    pub null_result: Word64,
     /// Observes the calls.
     pub observers: Observers,
     state: Mutex<State>,
@@ -64,6 +68,8 @@ impl Engine {
         let observers = Observers::open((rank, size), gpu, config.trace.as_deref().map(file))?;
         let error = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
         error.store(0)?;
+        let null_result = error.region().word64(8)?;
+        null_result.store(word::result(Status::SUCCESS, 0))?;
         let here = bootstrap.host(rank);
         let of_here = |other| Some(here? == bootstrap.host(other)?);
         let choices = Choices::new(
@@ -91,6 +97,7 @@ impl Engine {
             paths,
             kernels,
             error,
+            null_result,
             observers,
             state: Mutex::new(state),
             bootstrap,

@@ -155,8 +155,20 @@ impl Engine {
     }
 
     /// The first failure that no call has returned, for `stream` or for the whole context; `take`:
-    /// this failure and all later ones count as returned.
+    /// this failure and all later ones count as returned. Behind those of requests, that of a graph on
+    /// any stream.
     pub(crate) fn first_error(
+        &self,
+        operation: &'static str,
+        stream: Option<u64>,
+        take: bool,
+    ) -> Option<Error> {
+        let first = self.first_fault(operation, stream, take);
+        first.or_else(|| self.replay_error(operation, take))
+    }
+
+    /// As [`Engine::first_error`], of a request.
+    fn first_fault(
         &self,
         operation: &'static str,
         stream: Option<u64>,

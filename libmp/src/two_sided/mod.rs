@@ -11,6 +11,7 @@
 //! - `channel` (one tag to or from a rank: numbers, memory, credits), `channels` (all channels of a
 //!   rank: how they open and retire), `peer` (one rank: its lanes, channels, and whether it was
 //!   given up).
+//! - `circuits` (messages in CUDA graphs).
 //! - `lanes` (which stream posts on which lane), `any` (receives from any rank), `outbox` (control
 //!   messages that wait), `liveness` (whether ranks are alive), `watch` (where streams wait),
 //!   `staging` and `packed` (messages in many pieces).
@@ -21,15 +22,17 @@
 //!   `transfer` (posting operations of windows), `post_all` and `wait_all` (several requests in one
 //!   submission), `claim` (a stream takes a message in), `marks` (how far streams have come), `take`
 //!   (the CPU takes a message in), `flush`, `close`, `agree` (agreements on lost ranks), `ready` (the
-//!   memory of ready words).
+//!   memory of ready words), `capture` (messages in CUDA graphs).
 //! - Background work: `progress`, `control`, `finish`, `steps` (neighbourhoods), `team` (collective
 //!   calls), and `texts`, which describes it in errors and logs.
 
 mod agree;
 mod any;
 mod bind;
+mod capture;
 mod channel;
 mod channels;
+mod circuits;
 mod claim;
 mod close;
 pub(crate) mod config;
@@ -64,6 +67,7 @@ pub(crate) mod wait;
 mod wait_all;
 mod watch;
 
+pub(crate) use capture::{Captured, Message, Started, of_graph};
 pub(crate) use marks::mark_others;
 pub(crate) use peer::{Need, Peer};
 pub(crate) use spec::On;

@@ -9,6 +9,7 @@ use gdsync::Status;
 
 use super::channel::RecvChannel;
 use super::channels::Channels;
+use super::circuits::{self, Circuits};
 use super::config::Config;
 use super::lanes::StreamLanes;
 use super::liveness::Liveness;
@@ -39,6 +40,7 @@ pub(crate) struct Peer {
     /// opened, and stays that one, which keeps the order of what they post.
     pub stand_in: [u8; LANES],
     pub channels: Channels,
+    pub circuits: Circuits,
     pub liveness: Liveness,
     pub standing: Standing,
     /// Its memory of windows that this rank has not made yet, by the window's number.
@@ -162,6 +164,16 @@ pub(crate) struct Setup<'a> {
     pub lanes: &'a StreamLanes,
 }
 
+impl<'a> Setup<'a> {
+    /// What the end of a circuit is made from.
+    pub fn circuits(&self) -> circuits::Origin<'a> {
+        circuits::Origin {
+            paths: self.paths,
+            start: self.config.start,
+        }
+    }
+}
+
 impl Peer {
     pub fn new(rank: u32) -> Peer {
         Peer {
@@ -170,6 +182,7 @@ impl Peer {
             meeting: Meeting::default(),
             stand_in: std::array::from_fn(|lane| lane as u8),
             channels: Channels::new(rank),
+            circuits: Circuits::default(),
             liveness: Liveness::default(),
             windows: BTreeMap::new(),
             neighbours: Vec::new(),
@@ -229,6 +242,7 @@ impl Peer {
             || self.liveness.joins
             || matches!(self.standing, Standing::Here { closing, .. } if closing == asked)
             || self.channels.is_opening()
+            || self.circuits.is_opening()
     }
 
     /// Whether all that is needed to post on `lane` is open.
@@ -429,6 +443,7 @@ impl Peer {
             }
             Control::Mapped { key, place } => self.link.shared.answered(*key, *place)?,
             Control::Released { key } => self.link.shared.close(*key),
+            Control::Circuit(end) => self.circuits.peer_made(setup.circuits(), end, out)?,
             Control::Ping => out.push(Control::Pong),
             Control::Pong
             | Control::Truncated { .. }
@@ -514,6 +529,7 @@ impl Peer {
         let status = failure.status;
         self.standing = Standing::GivenUp(failure);
         self.link.fail(status);
+        self.circuits.fail(status);
         // Stored before streams are released.
         for channel in self.channels.recvs.values() {
             channel.set_lost();

@@ -335,6 +335,7 @@ impl Engine {
             self.read_reports(state, now);
         }
         self.release_shared(state);
+        self.late_replays(state);
         let lost = state.outbox.lost().is_some();
         for rank in 0..self.size {
             let tags = match state.peers.get(rank) {

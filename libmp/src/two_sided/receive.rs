@@ -4,6 +4,7 @@
 use gdsync::gpu::WeakStream;
 use gdsync::{Status, Stream};
 
+use super::capture::Started;
 use super::channel::{RecvChannel, WINDOW};
 use super::channels::receives;
 use super::engine::Engine;
@@ -30,8 +31,15 @@ pub(crate) const ANY_RANK: u32 = u32::MAX;
 impl Engine {
     /// Numbers a receive, and posts it if `post` is set.
     #[inline]
-    pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
-        spec.on.check(&self.gpu, PREPARE)?;
+    pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<Started> {
+        match spec.on.captured(&self.gpu, PREPARE)? {
+            Some(stream) => Ok(Started::Captured(self.capture_recv(stream, spec, post)?)),
+            None => self.start_recv(spec, post).map(Started::Listed),
+        }
+    }
+
+    #[inline]
+    fn start_recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
         let len = self.length(PREPARE, spec.segments, spec.packed)?;
         if spec.from == Source::Rank(NULL_RANK) {
             return self.null(spec.tag, || Operation::Receive(Incoming::default()), post);

@@ -2,6 +2,7 @@
 
 use gdsync::{Status, Stream};
 
+use super::capture::Started;
 use super::channel::{SendChannel, WINDOW};
 use super::engine::Engine;
 use super::marks::mark_others;
@@ -145,7 +146,15 @@ impl Engine {
     /// Numbers a send, and posts it if `post` is set; otherwise, if a stream posts it, prepares its
     /// work requests.
     #[inline]
-    pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
+    pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<Started> {
+        match spec.on.captured(&self.gpu, PREPARE)? {
+            Some(stream) => Ok(Started::Captured(self.capture_send(stream, spec, post)?)),
+            None => self.start_send(spec, post).map(Started::Listed),
+        }
+    }
+
+    #[inline]
+    fn start_send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
         let len = self.length(PREPARE, spec.segments, spec.packed)?;
         let count = spec.packed.map_or(spec.segments.len(), Strided::count);
         if matches!(spec.size, SizeSource::Word { .. }) && count != 1 {
@@ -153,14 +162,7 @@ impl Engine {
             return Err(Error::new(PREPARE, Kind::Unsupported, what));
         }
         if spec.to == NULL_RANK {
-            spec.on.check(&self.gpu, PREPARE)?;
             return self.null(spec.tag, || Operation::Send(Outgoing::default()), post);
-        }
-        let short = len <= self.config.eager_limit as u64;
-        if !(post && short && matches!(spec.size, SizeSource::Segments)) {
-            // For a short send that is posted now, posting checks the stream before anything is
-            // enqueued.
-            spec.on.check(&self.gpu, PREPARE)?;
         }
         if let Some(pieces) = spec.packed {
             let staging = self.stage_pieces(pieces)?;

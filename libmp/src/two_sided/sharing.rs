@@ -84,7 +84,7 @@ impl Engine {
     }
 
     /// Sends memory to `rank`, and waits until the rank has mapped it.
-    fn await_mapped(&self, rank: u32, keys: &Keys) -> Result<()> {
+    pub(super) fn await_mapped(&self, rank: u32, keys: &Keys) -> Result<()> {
         let key = keys.copy_key();
         if self.is_mapped(rank, key)? {
             return Ok(());

@@ -41,6 +41,23 @@ impl<'a> On<'a> {
     /// Refuses a stream of another GPU, and a stream that is being captured.
     #[inline]
     pub fn check(&self, gpu: &Gpu, operation: &'static str) -> Result<()> {
+        self.check_gpu(gpu, operation)?;
+        self.stream()
+            .map_or(Ok(()), |stream| uncaptured(stream, operation))
+    }
+
+    /// Refuses a stream of another GPU. Returns the stream if it is being captured.
+    #[inline]
+    pub fn captured(&self, gpu: &Gpu, operation: &'static str) -> Result<Option<&'a Stream>> {
+        self.check_gpu(gpu, operation)?;
+        match self.stream() {
+            Some(stream) if stream.is_capturing()? => Ok(Some(stream)),
+            _ => Ok(None),
+        }
+    }
+
+    #[inline]
+    fn check_gpu(&self, gpu: &Gpu, operation: &'static str) -> Result<()> {
         let Some(stream) = self.stream() else {
             return Ok(());
         };
@@ -52,7 +69,7 @@ impl<'a> On<'a> {
                 what,
             ));
         }
-        uncaptured(stream, operation)
+        Ok(())
     }
 }
 

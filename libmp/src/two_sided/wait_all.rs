@@ -115,7 +115,7 @@ impl Engine {
         keys: impl ExactSizeIterator<Item = RequestKey> + Clone,
         stream: &Stream,
     ) -> Result<()> {
-        if keys.len() == 1 {
+        if keys.len() < 2 {
             return keys.clone().try_for_each(|key| self.wait_on(key, stream));
         }
         uncaptured(stream, WAIT_ON)?;

@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 13;
+pub const VERSION: u16 = 14;
 
 /// Maximum number of bytes of a text or of the name of a GPU.
 const SHORT: usize = 1024;
@@ -79,6 +79,25 @@ pub struct RoomsPlace {
     pub from: u64,
     /// Bytes of a message that has room in a long room.
     pub bytes: u32,
+}
+
+/// One end of a circuit: of a captured send, or of the captured receive that it matches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CircuitEnd {
+    /// It is the end of the sender of messages.
+    pub sends: bool,
+    /// The tag.
+    pub tag: u32,
+    /// The position among the captured messages of this direction under the tag.
+    pub number: u64,
+    /// Bytes of the message or of its receive; `None`: this rank has not captured it yet.
+    pub len: Option<u64>,
+    /// The memory, one record for each path: the rooms of a receiver, the words of a sender.
+    pub block: Vec<Record>,
+    /// Its offset in it.
+    pub offset: u64,
+    /// Bytes of payload for which each of a receiver's rooms has lines.
+    pub bytes: u64,
 }
 
 /// A control message.
@@ -239,6 +258,9 @@ pub enum Control {
         /// The sender's key of the memory.
         key: u32,
     },
+    /// The sender has made its end of a circuit. The reader answers with its own end, unless it has
+    /// sent that before.
+    Circuit(Box<CircuitEnd>),
 }
 
 impl Control {
@@ -268,6 +290,7 @@ impl Control {
             Control::DeviceBlock { .. } => (21, 0),
             Control::AskMap { .. } => (22, 0),
             Control::CanMap { can } => (23, u8::from(can.is_ok())),
+            Control::Circuit(end) => (24, u8::from(end.sends) | u8::from(end.len.is_some()) << 1),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -376,6 +399,14 @@ impl Control {
                 b.extend(theirs.to_le_bytes());
             }
             Control::Released { key } => b.extend(key.to_le_bytes()),
+            Control::Circuit(end) => {
+                b.extend(end.tag.to_le_bytes());
+                let len = end.len.unwrap_or_default();
+                for number in [end.number, len, end.offset, end.bytes] {
+                    b.extend(number.to_le_bytes());
+                }
+                put(&mut b, &end.block);
+            }
             Control::AskMap { gpu, shape } => {
                 shape.encode(&mut b);
                 put_short(&mut b, gpu);
@@ -403,6 +434,7 @@ impl Control {
                 ..
             } => [block, rooms, flagged, long],
             Control::Neighbour(side) => [&side.words_block, &side.landing_block, &[], &[]],
+            Control::Circuit(end) => [&end.block, &[], &[], &[]],
             _ => [&[]; 4],
         }
     }
@@ -426,6 +458,7 @@ impl Control {
                 None,
                 None,
             ],
+            Control::Circuit(end) => [Some(&mut end.block), None, None, None],
             _ => [None, None, None, None],
         }
     }
@@ -452,6 +485,7 @@ impl Control {
         let most = match kind {
             1 | 2 => u8::MAX,
             3 | 7 | 8 | 18 | 19 | 23 => 1,
+            24 => 3,
             _ => 0,
         };
         if small > most {
@@ -563,6 +597,18 @@ impl Control {
                     (false, _) => Err(why),
                 };
                 Control::CanMap { can }
+            }
+            24 => {
+                let (tag, number, len) = (r.u32()?, r.u64()?, r.u64()?);
+                Control::Circuit(Box::new(CircuitEnd {
+                    sends: small & 1 == 1,
+                    tag,
+                    number,
+                    len: (small & 2 != 0).then_some(len),
+                    offset: r.u64()?,
+                    bytes: r.u64()?,
+                    block: r.records()?,
+                }))
             }
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
@@ -795,6 +841,16 @@ mod tests {
                 offset: 64,
                 from: 9,
             },
+            Control::Circuit(Box::new(CircuitEnd {
+                sends: true,
+                tag: 3,
+                number: 1 << 33,
+                len: Some(4),
+                block: vec![Record::new(2, &[1; 20])],
+                offset: 64,
+                bytes: 0,
+            })),
+            Control::Circuit(Box::default()),
         ];
         for message in all {
             let bytes = message.encode();

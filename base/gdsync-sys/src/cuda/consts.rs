@@ -206,6 +206,8 @@ numbers! {
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1;
     /// Unsafe calls are allowed.
     CU_STREAM_CAPTURE_MODE_RELAXED = 2;
+    /// A node that runs a kernel.
+    CU_GRAPH_NODE_TYPE_KERNEL = 0;
 }
 
 // Host memory, pointers, functions, IPC.

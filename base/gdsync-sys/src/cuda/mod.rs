@@ -340,6 +340,27 @@ crate::dl_api! {
             fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CudaResult;
             /// Destroys a graph.
             fn cuGraphDestroy(graph: CUgraph) -> CudaResult;
+            /// The number of nodes of a graph, and up to `count` of them; none if `nodes` is null.
+            fn cuGraphGetNodes(
+                graph: CUgraph,
+                nodes: *mut CUgraphNode,
+                count: *mut usize,
+            ) -> CudaResult;
+            /// The type of a node.
+            fn cuGraphNodeGetType(node: CUgraphNode, kind: *mut CUgraphNodeType) -> CudaResult;
+            /// Makes a graph that streams can launch; `flags` is 0.
+            fn cuGraphInstantiateWithFlags(
+                exec: *mut CUgraphExec,
+                graph: CUgraph,
+                flags: c_ulonglong,
+            ) -> CudaResult;
+            /// Enqueues the preparation of a graph for its launches.
+            fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) -> CudaResult;
+            /// Enqueues the operations of a graph, behind its earlier launches on any stream. Calls
+            /// with the same graph must not overlap.
+            fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CudaResult;
+            /// Destroys an executable graph; a launch that runs still runs to its end.
+            fn cuGraphExecDestroy(exec: CUgraphExec) -> CudaResult;
 
             /// Enqueues one 32-bit write.
             fn cuStreamWriteValue32_v2(

@@ -33,6 +33,10 @@ opaque! {
     CUfunction -> CUfunc_st;
     /// A graph, the result of a capture.
     CUgraph -> CUgraph_st;
+    /// A node of a graph: one operation.
+    CUgraphNode -> CUgraphNode_st;
+    /// A graph that streams can launch.
+    CUgraphExec -> CUgraphExec_st;
 }
 
 /// A device, by its ordinal.
@@ -49,6 +53,8 @@ pub type CUpointer_attribute = c_uint;
 pub type CUfunction_attribute = c_uint;
 /// `CU_STREAM_CAPTURE_STATUS_*`.
 pub type CUstreamCaptureStatus = c_uint;
+/// `CU_GRAPH_NODE_TYPE_*`.
+pub type CUgraphNodeType = c_uint;
 /// `CU_STREAM_CAPTURE_MODE_*`.
 pub type CUstreamCaptureMode = c_uint;
 /// `CU_MEM_HANDLE_TYPE_*`.

@@ -5,10 +5,11 @@
 //! `cells` lists the settings and their valid combinations. `run` runs the ranks of a cell as
 //! threads of this process, `processes` as processes that `launch` starts. In `lost` one rank dies
 //! or stops, and the others continue. `windows` has the one-sided operations,
-//! `collectives` the calls of all ranks, `words` the waits for words.
+//! `collectives` the calls of all ranks, `words` the waits for words, `graphs` the messages in graphs.
 
 mod cells;
 mod collectives;
+pub(super) mod graphs;
 mod launch;
 pub(super) mod lost;
 pub(super) mod processes;
@@ -21,6 +22,7 @@ use std::time::Instant;
 use clap::{Parser, value_parser};
 use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
+use gdsync::rdma::Provider;
 use libtest_mimic::Arguments;
 
 use super::cover::Cell;
@@ -128,6 +130,12 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
             suite.add(runtime, format!("collectives: {kind:?}"), move || {
                 collectives::collectives(runtime, gpus, kind)
             });
+            // They use no NIC, so one run on the software GPU is enough.
+            if runtime == Runtime::Cuda || suite.chosen.provider == Provider::Emulated {
+                suite.add(runtime, format!("graphs: {kind:?}"), move || {
+                    graphs::graphs(runtime, gpus, kind)
+                });
+            }
         }
         for (what, failure) in [("killed", Failure::Killed), ("stopped", Failure::Stopped)] {
             suite.add(runtime, format!("processes: a rank is {what}"), move || {

@@ -7,6 +7,7 @@
 //!   [`neighbours`] of exchanges with neighbours, [`collectives`] of calls of all ranks.
 //! - Losses: [`survivors`] continue to exchange messages, [`agree`] has ranks that agree on the lost
 //!   ones, while they die.
+//! - [`graphs`]: messages in graphs, which are launched many times.
 //! - [`ahead`] has a sender that is ahead of its receiver, [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`]
 //!   that ready words which two queue pairs write keep their order.
 //!
@@ -16,6 +17,7 @@ pub mod agree;
 pub mod ahead;
 pub mod collectives;
 mod death;
+pub mod graphs;
 pub mod halo;
 pub mod halo3d;
 mod job;

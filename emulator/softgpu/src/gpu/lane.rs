@@ -11,7 +11,7 @@ use super::stream_memory::StreamMemory;
 use crate::DeviceError;
 use crate::event::Mark;
 use crate::kernel::{Grid, GridConfig, GridState, KernelContext};
-use crate::op::{DATA, InlineData, Op, Target, Wait};
+use crate::op::{DATA, InlineData, Op, Recorded, Target, Wait};
 use crate::protect::DeviceAccess;
 use crate::queue::Consumer;
 use crate::span;
@@ -22,6 +22,9 @@ const CHUNK: usize = 64 * 1024;
 pub(crate) struct Lane {
     pub(crate) shared: Arc<Shared>,
     queue: Consumer<Op>,
+    /// The graph whose operations run, and the number of operations that were taken from it. It is
+    /// kept until its last operation has ended and all writes are visible.
+    graph: Option<(Arc<Recorded>, usize)>,
     current: Current,
     memory: Arc<StreamMemory>,
 }
@@ -32,7 +35,7 @@ enum Current {
     Nothing,
     /// Weak memory: an operation that starts when all earlier writes of the stream are visible.
     Held(Op),
-    /// Weak memory: a kernel that completes when all writes of the stream are visible.
+    /// Weak memory: a kernel or a graph that completes when all writes of the stream are visible.
     Ending,
     /// An unsatisfied wait.
     Wait(Wait),
@@ -68,6 +71,7 @@ impl Lane {
         Lane {
             shared,
             queue,
+            graph: None,
             current: Current::Nothing,
             memory: Arc::new(memory),
         }
@@ -76,7 +80,7 @@ impl Lane {
     /// Whether the lane can make progress without another actor.
     pub(crate) fn is_ready(&self) -> bool {
         match self.current {
-            Current::Nothing => !self.queue.is_empty(),
+            Current::Nothing => self.graph.is_some() || !self.queue.is_empty(),
             Current::Moving(_) => true,
             _ => false,
         }
@@ -84,7 +88,7 @@ impl Lane {
 
     /// Whether the stream has no handle and no work, so that it can be removed.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.current, Current::Nothing)
+        !self.has_begun()
             && self.shared.closed.load(Ordering::Acquire)
             && self.queue.is_empty()
             && !self.queue.has_unretired()
@@ -105,7 +109,24 @@ impl Lane {
 
     /// Whether an operation has begun and not ended.
     pub(crate) fn has_begun(&self) -> bool {
-        !matches!(self.current, Current::Nothing)
+        self.graph.is_some() || !matches!(self.current, Current::Nothing)
+    }
+
+    /// Takes the next operation: that of the graph that runs, or that of the queue.
+    #[inline]
+    fn next(&mut self, core: &Core) -> Option<Op> {
+        match &mut self.graph {
+            None => self.queue.pop(),
+            Some((graph, taken)) => {
+                let op = &graph.ops[*taken];
+                *taken += 1;
+                Some(match op {
+                    // A clone would allocate.
+                    Op::Launch(l) => Op::Launch(core.launches.take(&l.kernel, l.dims, &l.args)),
+                    op => op.clone(),
+                })
+            }
+        }
     }
 
     /// Runs at most `budget` operations, or one chunk of a longer one.
@@ -118,7 +139,7 @@ impl Lane {
                     if cx.waiting >= cx.channels {
                         break;
                     }
-                    let Some(op) = self.queue.pop() else { break };
+                    let Some(op) = self.next(cx.core) else { break };
                     self.start(op, cx)
                 }
                 Current::Held(_) | Current::Ending if !self.all_visible() => break,
@@ -176,7 +197,7 @@ impl Lane {
             } => self.write(at, value, wide, fenced),
             Op::Wait(wait) => return self.start_wait(wait, cx),
             Op::Inline { at, len } => {
-                self.inline_copy(at, len.into());
+                self.inline_copy(at, len.into(), cx.core);
                 self.finish();
             }
             Op::Fence => {
@@ -208,6 +229,8 @@ impl Lane {
                 }
                 self.finish();
             }
+            // It does not end with this item, but with its last operation.
+            Op::Graph(graph) => self.graph = Some((graph, 0)),
             // It was taken with its operation.
             Op::Data(_) => debug_assert!(false, "inline data without its operation"),
         }
@@ -271,6 +294,16 @@ impl Lane {
     #[inline]
     fn finish(&mut self) {
         self.current = Current::Nothing;
+        if let Some((graph, taken)) = &self.graph {
+            if *taken < graph.ops.len() {
+                return;
+            }
+            if !self.all_visible() {
+                self.current = Current::Ending;
+                return;
+            }
+            self.graph = None;
+        }
         if self.queue.finish() && self.all_visible() {
             self.queue.retire();
         }
@@ -282,10 +315,10 @@ impl Lane {
         self.memory.weak().is_none_or(|b| b.is_empty())
     }
 
-    fn inline_copy(&mut self, at: Target, len: usize) {
+    fn inline_copy(&mut self, at: Target, len: usize, core: &Core) {
         let mut bytes = [0; InlineData::LIMIT.next_multiple_of(DATA)];
         for part in bytes.chunks_exact_mut(DATA).take(len.div_ceil(DATA)) {
-            match self.queue.pop() {
+            match self.next(core) {
                 Some(Op::Data(data)) => part.copy_from_slice(&data),
                 other => debug_assert!(false, "{other:?} instead of inline data"),
             }

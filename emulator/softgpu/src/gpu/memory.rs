@@ -1,7 +1,8 @@
 //! Handles of a GPU's memory: device memory, pinned host memory, or registered host memory.
 //!
 //! Dropping a handle frees the memory: later operations on its addresses are refused. The memory is
-//! unmapped after all earlier operations have retired and all windows and views are dropped.
+//! unmapped after all earlier operations have retired and all windows, views and graphs with
+//! operations on it are dropped.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -120,8 +121,8 @@ impl HostRegistration {
     /// Ends the registration at once, even if streams have pending operations.
     ///
     /// # Safety
-    /// Every enqueued operation that names the memory has already run: see
-    /// [`Gpu::ends`](crate::Gpu::ends).
+    /// Every enqueued operation that names the memory has already run (see
+    /// [`Gpu::ends`](crate::Gpu::ends)), and no graph names it.
     pub unsafe fn release(mut self) {
         self.0.unused = true;
     }

@@ -1,6 +1,7 @@
 //! The handle of a GPU, and the state that it shares with its engine.
 
 mod engine;
+mod graph;
 mod lane;
 mod memory;
 mod stream;
@@ -15,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gds_step::Env;
 
 pub use engine::Engine;
+pub use graph::Graph;
 pub use memory::{CpuView, DeviceMemory, HostRegistration, PinnedMemory};
 use stream::Shared;
 pub use stream::Stream;
@@ -376,7 +378,8 @@ impl Gpu {
     /// # Safety
     /// While `owner` lives, the memory stays valid, and others access it only atomically, or while
     /// neither this GPU nor a NIC accesses it. Without an owner this must hold until the
-    /// registration and all its windows are dropped *and* all earlier operations have completed.
+    /// registration, all its windows and all graphs that access the memory are dropped *and* all
+    /// earlier operations have completed.
     pub unsafe fn register_host(
         &self,
         ptr: *mut u8,

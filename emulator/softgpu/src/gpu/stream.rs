@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_step::Time;
 
+use super::graph::{Capture, Graph};
 use super::{Core, Gpu};
+use crate::backing::Backing;
 use crate::event::{Event, Mark};
 use crate::op::{DATA, Op, Target, Wait};
 use crate::queue::{Line, Producer, Ring, Submission};
@@ -40,8 +42,8 @@ pub(crate) struct Shared {
     pub(crate) id: u64,
     pub(crate) ring: Arc<Ring<Op>>,
     enqueue: Line<Mutex<Enqueue>>,
-    /// Whether the stream is capturing. Changed under the lock of `enqueue`, and read there by
-    /// enqueuers. Others read it relaxed: nothing depends on it.
+    /// Whether the stream is capturing: whether `enqueue` has a capture. Changed under that lock,
+    /// and read relaxed: enqueuers ask for the capture itself.
     capturing: AtomicBool,
     /// The stream's number in messages. Relaxed: it is set before the first enqueue.
     number: AtomicU64,
@@ -55,6 +57,8 @@ pub(crate) struct Shared {
 struct Enqueue {
     producer: Producer<Op>,
     cache: Cache,
+    /// The capture, if the stream is capturing.
+    capture: Option<Capture>,
 }
 
 impl Shared {
@@ -65,6 +69,7 @@ impl Shared {
             enqueue: Line(Mutex::new(Enqueue {
                 producer,
                 cache: Cache::new(),
+                capture: None,
             })),
             capturing: AtomicBool::new(false),
             number: AtomicU64::new(id),
@@ -99,15 +104,33 @@ impl Shared {
 const WIDE: &str = "64-bit memory operations";
 
 /// Checks the operands of one submission and finds their memory.
-struct Operands<'a> {
+pub(crate) struct Operands<'a> {
     core: &'a Core,
-    cache: &'a mut Cache,
+    memory: Lookup<'a>,
+}
+
+/// How the memory of operands is found.
+enum Lookup<'a> {
+    /// For operations that are enqueued: a free of the memory waits for them.
+    Enqueued(&'a mut Cache),
+    /// For operations of a graph, which keeps their memory.
+    Recorded(&'a mut Vec<Arc<Backing>>),
 }
 
 impl Operands<'_> {
     #[inline]
     fn bytes(&mut self, object: Object, addr: DevAddr, len: usize) -> Result<Target, Error> {
-        match self.cache.alias(&self.core.table, addr, len) {
+        let table = &self.core.table;
+        let ptr = match &mut self.memory {
+            Lookup::Enqueued(cache) => cache.alias(table, addr, len),
+            Lookup::Recorded(kept) => table.hold(addr, len).map(|(memory, ptr)| {
+                if !kept.iter().any(|known| Arc::ptr_eq(known, &memory)) {
+                    kept.push(memory);
+                }
+                ptr
+            }),
+        };
+        match ptr {
             Some(ptr) => Ok(Target(ptr)),
             None => Err(Error::BadAddress { object, addr, len }),
         }
@@ -238,7 +261,7 @@ impl Stream {
     ///
     /// # Errors
     /// There are too many operations; the GPU lacks an operation; an address is misaligned or
-    /// outside live memory; the stream is capturing; or the GPU has stopped.
+    /// outside live memory; or the GPU has stopped.
     #[inline]
     pub fn submit(
         &self,
@@ -268,7 +291,7 @@ impl Stream {
     /// [`submit`](Self::submit).
     pub fn copy(&self, dst: DevAddr, src: DevAddr, len: usize) -> Result<(), Error> {
         if len == 0 {
-            return self.check();
+            return self.0.gpu.core().running();
         }
         if dst.raw().abs_diff(src.raw()) < len as u64 {
             return Err(Error::Overlap { dst, src, len });
@@ -288,7 +311,7 @@ impl Stream {
     /// The range is outside live memory; otherwise as for [`submit`](Self::submit).
     pub fn fill(&self, dst: DevAddr, byte: u8, len: usize) -> Result<(), Error> {
         if len == 0 {
-            return self.check();
+            return self.0.gpu.core().running();
         }
         self.enqueue(1, |submission, operands| {
             let to = operands.bytes(Object::Fill, dst, len)?;
@@ -319,7 +342,7 @@ impl Stream {
     /// Records `event` at this position in the stream.
     ///
     /// # Errors
-    /// As for [`submit`](Self::submit).
+    /// The stream is capturing; otherwise as for [`submit`](Self::submit).
     pub fn record(&self, event: &Event) -> Result<(), Error> {
         let upto = self.enqueue(1, |submission, _| {
             submission.push(Op::Record);
@@ -334,7 +357,7 @@ impl Stream {
     /// is more than half full, so that stamps do not take the room of the caller's work.
     ///
     /// # Errors
-    /// As for [`submit`](Self::submit).
+    /// The stream is capturing; otherwise as for [`submit`](Self::submit).
     pub fn stamp(&self) -> Result<Option<Stamp>, Error> {
         let core = self.0.gpu.core();
         if self.pending() > core.stream_bound / 2 {
@@ -352,7 +375,7 @@ impl Stream {
     /// stream it is.
     ///
     /// # Errors
-    /// As for [`submit`](Self::submit).
+    /// The stream is capturing; otherwise as for [`submit`](Self::submit).
     pub fn wait_event(&self, event: &Event) -> Result<(), Error> {
         let own = &self.0.shared.ring;
         let Some(mark) = event.mark().filter(|m| !Arc::ptr_eq(&m.ring, own)) else {
@@ -368,31 +391,62 @@ impl Stream {
         Ok(())
     }
 
-    /// Starts a capture. No operation supports captures: until the end of the capture, every
-    /// operation is refused with [`Error::Capturing`].
+    /// Starts a capture. Until its end, memory operations, copies, fills and kernels go into a
+    /// graph and do not run; each call is checked as if it enqueued them. Operations that a graph
+    /// cannot contain (events, stamps, other graphs) and [`synchronize`](Self::synchronize) are
+    /// refused with [`Error::Capturing`].
     ///
     /// # Errors
-    /// The stream is already capturing.
+    /// The stream is already capturing, or the GPU has stopped.
     pub fn begin_capture(&self) -> Result<(), Error> {
         let shared = &self.0.shared;
-        let _enqueue = shared.enqueue();
-        match shared.capturing.swap(true, Ordering::Relaxed) {
-            true => Err(Error::Capturing { stream: self.id() }),
-            false => Ok(()),
-        }
+        let mut enqueue = shared.enqueue();
+        self.check()?;
+        enqueue.capture = Some(Capture::default());
+        shared.capturing.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
-    /// Ends the capture, which is empty.
+    /// Ends the capture, and returns the graph of its operations.
     ///
     /// # Errors
     /// The stream is not capturing.
-    pub fn end_capture(&self) -> Result<(), Error> {
+    pub fn end_capture(&self) -> Result<Graph, Error> {
         let shared = &self.0.shared;
-        let _enqueue = shared.enqueue();
-        match shared.capturing.swap(false, Ordering::Relaxed) {
-            true => Ok(()),
-            false => Err(Error::NotCapturing { stream: self.id() }),
+        let capture = shared.enqueue().capture.take();
+        shared.capturing.store(false, Ordering::Relaxed);
+        let not = Error::NotCapturing { stream: self.id() };
+        let capture = capture.ok_or(not)?;
+        Ok(Graph::new(Arc::clone(self.0.gpu.core()), capture))
+    }
+
+    /// Enqueues the operations of a graph, in order, as one submission; see [`Graph::launch`].
+    pub(crate) fn launch_graph(&self, graph: &Graph) -> Result<(), Error> {
+        if !graph.is_of(self.0.gpu.core()) {
+            return Err(Error::OtherGpu { stream: self.id() });
         }
+        if graph.is_empty() {
+            return self.check();
+        }
+        let ring = &self.0.shared.ring;
+        self.enqueue(2, |submission, _| {
+            // Refused before the graph changes.
+            if self.is_capturing() {
+                return Err(Error::Capturing { stream: self.id() });
+            }
+            let mark = Mark {
+                ring: Arc::clone(ring),
+                upto: submission.number(),
+            };
+            if let Some(Mark { ring, upto }) = graph.set_last(mark)
+                && !Arc::ptr_eq(&ring, &self.0.shared.ring)
+            {
+                submission.push(Op::WaitEvent { ring, upto });
+            }
+            submission.push(Op::Graph(graph.recorded()));
+            Ok(())
+        })?;
+        Ok(())
     }
 
     /// Sets the stream's number in messages.
@@ -454,8 +508,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Enqueues the items of `fill` as a submission of at most `items` items. Returns the number of
-    /// submissions so far.
+    /// Enqueues the items of `fill` as a submission of at most `items` items, or records them if
+    /// the stream is capturing. Returns the number of submissions so far.
     #[inline]
     fn enqueue(
         &self,
@@ -467,13 +521,22 @@ impl Stream {
         loop {
             let mut guard = shared.enqueue();
             core.running()?;
-            let Enqueue { producer, cache } = &mut *guard;
-            if shared.capturing.load(Ordering::Relaxed) {
-                return Err(Error::Capturing { stream: shared.id });
+            let Enqueue {
+                producer,
+                cache,
+                capture,
+            } = &mut *guard;
+            if let Some(capture) = capture {
+                capture.record(shared.id, items, |submission, kept| {
+                    let memory = Lookup::Recorded(kept);
+                    fill(submission, &mut Operands { core, memory })
+                })?;
+                return Ok(producer.submitted());
             }
             let submitted = match producer.begin(items) {
                 Some(mut submission) => {
-                    fill(&mut submission, &mut Operands { core, cache })?;
+                    let memory = Lookup::Enqueued(cache);
+                    fill(&mut submission, &mut Operands { core, memory })?;
                     Some(submission.publish())
                 }
                 None => None,

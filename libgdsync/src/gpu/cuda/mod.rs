@@ -12,6 +12,7 @@ mod deferred;
 mod dependent;
 mod device;
 mod engine;
+mod graph;
 mod host;
 mod memory;
 mod module;

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use gds_step::Mutex;
@@ -12,10 +12,11 @@ use gdsync_sys::cuda::types::{CUevent, CUstream};
 use gdsync_sys::cuda::{CudaResult, consts};
 
 use super::context::Context;
+use super::graph::{self, CudaGraph};
 use super::module::Function;
 use super::{stream_pool, submit};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::runtime::{EventHandle, Left, Owner, StreamHandle, foreign};
+use crate::gpu::runtime::{EventHandle, GraphHandle, Left, Owner, StreamHandle, foreign};
 use crate::gpu::{Dims, Kernel};
 use crate::kernels::Transfer;
 use crate::memop::Op;
@@ -35,6 +36,9 @@ pub(crate) struct CudaStream {
     /// The approximate number of submissions since the stream was last seen idle. Relaxed: only a
     /// count.
     submitted: AtomicU32,
+    /// Whether `begin_capture` began a capture that `end_capture` has not ended: what is enqueued
+    /// goes into a graph. Relaxed: only for the count.
+    captured: AtomicBool,
     /// The owner of the application's stream, if it has one.
     owner: Kept,
     /// An event, and the count at which it was recorded: once it is done, that many submissions
@@ -87,6 +91,7 @@ impl CudaStream {
             raw,
             ours,
             submitted: AtomicU32::new(0),
+            captured: AtomicBool::new(false),
             owner: Kept::default(),
             mark: Mutex::default(),
             left: Mutex::default(),
@@ -108,10 +113,12 @@ impl CudaStream {
         self.raw
     }
 
-    /// Counts an enqueued submission.
+    /// Counts an enqueued submission, unless it goes into a graph.
     #[inline]
     pub(super) fn count(&self) {
-        self.submitted.fetch_add(1, Ordering::Relaxed);
+        if !self.captured.load(Ordering::Relaxed) {
+            self.submitted.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Queries the driver; see [`CudaStream::is_idle`].
@@ -249,6 +256,27 @@ impl StreamHandle for CudaStream {
         self.count();
         self.context
             .check(waits, "wait for event", "cuStreamWaitEvent")
+    }
+
+    fn begin_capture(&self) -> Result<()> {
+        graph::begin(&self.context, self.raw)?;
+        self.captured.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn end_capture(&self) -> Result<Box<dyn GraphHandle>> {
+        let graph = graph::end(&self.context, self.raw);
+        self.captured.store(false, Ordering::Relaxed);
+        Ok(Box::new(graph?))
+    }
+
+    fn launch_graph(&self, graph: &dyn GraphHandle) -> Result<()> {
+        let Some(graph) = (graph as &dyn Any).downcast_ref::<CudaGraph>() else {
+            return Err(foreign("launch graph", "graph", self.context.name()));
+        };
+        let submissions = graph.submissions().unwrap_or(1);
+        self.submitted.fetch_add(submissions, Ordering::Relaxed);
+        graph.launch(self.raw)
     }
 
     /// A stream under capture is not queried, because the query would end the capture: it counts as

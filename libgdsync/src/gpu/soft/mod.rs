@@ -18,8 +18,8 @@ pub use softgpu::{Kernel as SoftKernel, Stream as SoftStream, Weak};
 use super::host::{self, HostPool};
 use super::identity::Device;
 use super::runtime::{
-    Allocation, Backing, Ends, EventHandle, ModuleHandle, Opener, Owner, Runtime, StreamHandle,
-    View, foreign,
+    Allocation, Backing, Ends, EventHandle, GraphHandle, ModuleHandle, Opener, Owner, Runtime,
+    StreamHandle, View, foreign,
 };
 use super::{
     Dims, Gpu, GpuIdentity, Kernel, KernelImage, Mapped, MemoryKind, SOFT_CAPS, SharedMemory,
@@ -79,7 +79,7 @@ impl Kernel {
 
 /// With the feature `soft`.
 impl Stream {
-    /// The soft GPU's handle, for features that only the soft GPU has (fills, capture); `None` on
+    /// The soft GPU's handle, for features that only the soft GPU has (fills); `None` on
     /// another GPU.
     pub fn as_soft(&self) -> Option<&SoftStream> {
         (&**self.handle() as &dyn Any).downcast_ref()
@@ -538,6 +538,22 @@ impl StreamHandle for softgpu::Stream {
         softgpu::Stream::wait_event(self, event).map_err(|e| system("wait for event", &e))
     }
 
+    fn begin_capture(&self) -> Result<()> {
+        softgpu::Stream::begin_capture(self).map_err(|e| system("begin capture", &e))
+    }
+
+    fn end_capture(&self) -> Result<Box<dyn GraphHandle>> {
+        let graph = softgpu::Stream::end_capture(self).map_err(|e| system("end capture", &e))?;
+        Ok(Box::new(graph))
+    }
+
+    fn launch_graph(&self, graph: &dyn GraphHandle) -> Result<()> {
+        let graph: &softgpu::Graph = (graph as &dyn Any)
+            .downcast_ref()
+            .ok_or_else(|| foreign("launch graph", "graph", self.gpu().name()))?;
+        graph.launch(self).map_err(|e| system("launch graph", &e))
+    }
+
     fn load(&self) -> Option<(u32, u32)> {
         let count = |n| u32::try_from(n).unwrap_or(u32::MAX);
         Some((count(self.pending()), count(self.bound())))
@@ -557,6 +573,12 @@ impl StreamHandle for softgpu::Stream {
 
     fn set_number(&self, id: u64) {
         softgpu::Stream::set_number(self, id);
+    }
+}
+
+impl GraphHandle for softgpu::Graph {
+    fn submissions(&self) -> Option<u32> {
+        Some(1)
     }
 }
 
@@ -636,6 +658,8 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
         | E::BadConfig { .. }
         | E::BadImport { .. }
         | E::AlreadyRegistered { .. } => Kind::Invalid,
+        E::NotCapturing { .. } => Kind::WrongState,
+        E::OtherGpu { .. } => Kind::Foreign,
         _ => Kind::System,
     };
     let what = match e {

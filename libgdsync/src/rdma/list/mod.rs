@@ -111,7 +111,8 @@ thread_local! {
 ///   that is not posted.
 /// - `Invalid` for a wait for an unsignaled request, and for sizes and alignments.
 /// - `Failed` if a queue pair is in error.
-/// - `Unsupported` for a stream under capture, for an operation that the runtime lacks, and for a
+/// - `Unsupported` for a stream under capture (a list without queue pairs goes into the graph if
+///   [`Stream::begin_capture`] began the capture), for an operation that the runtime lacks, and for a
 ///   flush without a policy ([`Device::consistency`](crate::rdma::Device::consistency)).
 /// - `TooManyWaits` if the list waits and too many streams of the GPU wait already.
 /// - `QueueFull` if the stream waits and holds the maximum number of submissions, or if more than 8
@@ -121,10 +122,14 @@ thread_local! {
 /// If the runtime fails in the middle of a list that takes several submissions, the queue pairs
 /// named go into error ([`Status::CLOSED`]).
 pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>]) -> Result<()> {
-    stream.check(stream.gpu(), OPERATION)?;
-    let mut scratch = SCRATCH.take().unwrap_or_default();
     let caps = stream.gpu().caps();
-    let result = match flushed::by_others(caps) && list.iter().any(Descriptor::flushes) {
+    let by_others = flushed::by_others(caps) && list.iter().any(Descriptor::flushes);
+    match queues.is_empty() && !by_others {
+        true => stream.check_recordable(OPERATION)?,
+        false => stream.check(stream.gpu(), OPERATION)?,
+    }
+    let mut scratch = SCRATCH.take().unwrap_or_default();
+    let result = match by_others {
         false => run(
             stream,
             &Queues::of_list(queues),
@@ -335,6 +340,7 @@ fn lower_one<'q>(
 fn lower_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) -> Result<()> {
     if let Some(region) = descriptor.region() {
         check_region(stream, region)?;
+        stream.keep(region);
     }
     let caps = stream.gpu().caps();
     match *descriptor {

@@ -74,6 +74,11 @@ impl Exported {
         Ok(self.slab.region.write(self.offset + at, bytes)?)
     }
 
+    /// The allocation.
+    pub fn region(&self) -> &Region {
+        &self.slab.region
+    }
+
     /// The record of the allocation.
     pub fn record(&self) -> Record {
         Record::new(IPC, &self.slab.keys.to_bytes(&self.slab.region))
