@@ -18,7 +18,7 @@ fn main() {
         .flag("-x")
         .flag("c++")
         // Loom tries few turns of a loop that waits.
-        .define("GDS_REPLAY_LOOKS", "1")
+        .define("REPLAY_LOOKS", "1")
         .include("device")
         .files(sources.map(|name| format!("{kernels}/{name}")))
         .compile("kernel_model");

@@ -85,8 +85,8 @@ GDS_DEVICE Room room(const Rooms& r, u64 number) {
 }
 
 // Looks at a room, a credit or a place between two at the words of a loss. A model defines fewer.
-#if !defined(GDS_REPLAY_LOOKS)
-#define GDS_REPLAY_LOOKS kLooks
+#if !defined(REPLAY_LOOKS)
+#define REPLAY_LOOKS kLooks
 #endif
 
 // Whether the peer was given up. Only the first block looks at host memory, now and then, and tells the
@@ -96,7 +96,7 @@ class Watch {
     GDS_DEVICE explicit Watch(const End& e) : end(e), leads(blockIdx.x == 0) {}
 
     GDS_DEVICE bool lost() {
-        if (++looks % GDS_REPLAY_LOOKS != 0) return false;
+        if (++looks % REPLAY_LOOKS != 0) return false;
         if (gds::load_acquire_sys(&words(end)->lost) != 0) return true;
         if (!leads) return false;
 #if !defined(GDS_SOFT)

@@ -595,10 +595,10 @@ impl SendChannel {
     /// Releases every stream that waits in this channel, with `status`. Kernels that have not started
     /// then write into no receive.
     pub fn release(&self, status: Status) {
-        if let Some(block) = &self.side.device_block {
-            if let Err(e) = block.write(self.shape.lost_at(), &1_u64.to_le_bytes()) {
-                tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
-            }
+        if let Some(block) = &self.side.device_block
+            && let Err(e) = block.write(self.shape.lost_at(), &1_u64.to_le_bytes())
+        {
+            tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
         }
         let words = self.side.ready.iter().chain(&self.taken);
         store_failure(words, self.numbers.next(), status);
