@@ -69,6 +69,11 @@ static_assert(sizeof(Flags<8>) == 776 && sizeof(Flags<42>) == 4040, "layout");
 
 }  // namespace mp
 
+// The largest blocks of messages in lines (libmp/src/kernels/mod.rs).
+GDS_MOST_THREADS(mp_flag, mp::Flag, 1024);
+GDS_MOST_THREADS(mp_flag_all_8, mp::Flags<8>, 1024);
+GDS_MOST_THREADS(mp_flag_all_42, mp::Flags<42>, 1024);
+
 GDS_KERNEL(mp_flag, mp::Flag, p) { mp::flag(p); }
 GDS_KERNEL(mp_flag_all_8, mp::Flags<8>, p) { mp::share_all<mp::flag>(p); }
 GDS_KERNEL(mp_flag_all_42, mp::Flags<42>, p) { mp::share_all<mp::flag>(p); }

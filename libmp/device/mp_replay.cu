@@ -333,6 +333,14 @@ static_assert(sizeof(Writes<46>) == 4056 && sizeof(Takes<42>) == 4040, "layout")
 }  // namespace replay
 }  // namespace mp
 
+// The largest blocks of messages in lines (libmp/src/kernels/mod.rs).
+GDS_MOST_THREADS(mp_replay_write, mp::replay::Write, 1024);
+GDS_MOST_THREADS(mp_replay_write_all_8, mp::replay::Writes<8>, 1024);
+GDS_MOST_THREADS(mp_replay_write_all_46, mp::replay::Writes<46>, 1024);
+GDS_MOST_THREADS(mp_replay_take, mp::replay::Take, 1024);
+GDS_MOST_THREADS(mp_replay_take_all_8, mp::replay::Takes<8>, 1024);
+GDS_MOST_THREADS(mp_replay_take_all_42, mp::replay::Takes<42>, 1024);
+
 GDS_KERNEL(mp_replay_write, mp::replay::Write, p) { mp::replay::write(p); }
 GDS_KERNEL(mp_replay_write_all_8, mp::replay::Writes<8>, p) { mp::share_all<mp::replay::write>(p); }
 GDS_KERNEL(mp_replay_write_all_46, mp::replay::Writes<46>, p) { mp::share_all<mp::replay::write>(p); }

@@ -174,6 +174,11 @@ using Takes = Tasks<Unpack<1>, Capacity>;
 
 }  // namespace mp
 
+// The largest blocks of messages in lines (libmp/src/kernels/mod.rs).
+GDS_MOST_THREADS(mp_take, mp::Unpack<1>, 1024);
+GDS_MOST_THREADS(mp_take_all_8, mp::Takes<8>, 1024);
+GDS_MOST_THREADS(mp_take_all_24, mp::Takes<24>, 1024);
+
 GDS_KERNEL(mp_take, mp::Unpack<1>, p) { mp::take(p); }
 GDS_KERNEL(mp_take_all_8, mp::Takes<8>, p) { mp::share_all<mp::take>(p); }
 GDS_KERNEL(mp_take_all_24, mp::Takes<24>, p) { mp::share_all<mp::take>(p); }

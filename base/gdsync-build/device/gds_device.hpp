@@ -7,6 +7,8 @@
 //   }
 //
 // GDS_KERNEL(name, Params, p)       defines a kernel that takes one struct by value
+// GDS_MOST_THREADS(name, Params, n) the kernel runs in blocks of at most n threads; without it, the number
+//                                   of its registers may allow fewer than the GPU does
 // GDS_DEVICE                        before a function that kernels call
 // GDS_SHARED(Type, name)            one object for the block, GDS_SHARED(float[64], tile)
 // GDS_DYNAMIC_SHARED(Type, name)    a pointer to the block's dynamic shared memory
@@ -81,6 +83,13 @@
 #define GDS_DYNAMIC_SHARED(Type, name)                                          \
     extern __shared__ __align__(16) unsigned char gds_dynamic_shared_storage[]; \
     Type* name = reinterpret_cast<Type*>(gds_dynamic_shared_storage)
+#endif
+
+// In front of the kernel.
+#if defined(GDS_SOFT)
+#define GDS_MOST_THREADS(name, Params, most) static_assert((most) > 0, "threads of a block")
+#else
+#define GDS_MOST_THREADS(name, Params, most) extern "C" __global__ void __launch_bounds__(most) name(const Params p)
 #endif
 
 #if defined(GDS_SOFT)

@@ -16,6 +16,8 @@
     }                                                                 \
     static inline void name##_body([[maybe_unused]] const Params& p)
 
+#define GDS_MOST_THREADS(name, Params, most) static_assert((most) > 0, "threads of a block")
+
 #define GDS_SHARED(Type, name) ::gds::same<Type> name
 
 #define GDS_SPIN_UNTIL(cond, timeout_ns) (::gds::spin_until([&]() -> bool { return static_cast<bool>(cond); }))
