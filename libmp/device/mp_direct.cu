@@ -98,13 +98,9 @@ GDS_DEVICE bool place_in_words(const Direct& p, Answer& found) {
 // Stores a place in lines.
 GDS_DEVICE void name_place(u64 lines, u64 number, u64 to, u64 room, u64 key) {
     const u32 low = static_cast<u32>(number);
-    auto two = [&](u32 i, u64 v) {
-        const u32 lower = static_cast<u32>(v), upper = static_cast<u32>(v >> 32);
-        gds::store_two_whole_sys(word_at(lines) + i, line(low, lower), line(low, upper));
-    };
-    two(0, to);
-    two(2, room);
-    two(4, key << 32 | number >> 32);
+    write_two(word_at(lines), low, to);
+    write_two(word_at(lines) + 2, low, room);
+    write_two(word_at(lines) + 4, low, key << 32 | number >> 32);
 }
 
 // Waits until the receive is posted. The first block also looks at the words in host memory, and stores
@@ -155,11 +151,7 @@ GDS_DEVICE void fail(const Direct& p, const Departure& d) {
 
 // Writes the head of the room, the length, and flags up to line `p.lines`: by all threads of a block.
 GDS_DEVICE void show(const Direct& p, const Room& r, u32 shares) {
-    if (threadIdx.x == 0) {
-        const u32 low = static_cast<u32>(p.len), high = static_cast<u32>(p.len >> 32);
-        gds::store_two_whole_sys(r.lines(), line(r.low, low), line(r.low, high));
-        write_head(r, kElsewhere | shares);
-    }
+    if (threadIdx.x == 0) write_elsewhere(r, p.len, shares);
     GDS_NO_UNROLL
     for (u64 i = kLengthLines + shares + threadIdx.x; i < p.lines; i += blockDim.x) {
         gds::store_whole_sys(r.lines() + i, line(r.low, 0));
@@ -181,20 +173,16 @@ GDS_DEVICE void direct(const Direct& p) {
     // Behind the earlier work: the loss of the peer may have ended that. Each thread looks, without a barrier.
     const bool good = d.status == kSuccess && gds::load_relaxed_sys(word_at(p.lost)) == 0;
     const Room r{p.room, static_cast<u32>(p.number), static_cast<u32>(p.number >> 32)};
-    u32 done = 0;
     bool all_good = true;
-    GDS_NO_UNROLL
-    for (u32 i = blockIdx.x; i < shares; i += gridDim.x, done++) {
-        const Share share{i * blockDim.x + threadIdx.x, shares * blockDim.x};
+    const u32 done = for_shares(shares, [&](Share share, u32 i) {
         if (good) copy(to, p.from, p.len, share);
         all_good = blockDim.x > 1 ? __syncthreads_or(!good) == 0 : good;
-        if (!all_good) continue;
+        if (!all_good) return;
         if (i == 0) show(p, r, shares);
-        if (threadIdx.x == 0) {
-            gds::fence_sys();
-            gds::store_whole_sys(r.lines() + kLengthLines + i, line(r.low, 0));
-        }
-    }
+        if (threadIdx.x != 0) return;
+        gds::fence_sys();
+        gds::store_whole_sys(r.lines() + kLengthLines + i, line(r.low, 0));
+    });
     // The next task of the block stores the answer again.
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;

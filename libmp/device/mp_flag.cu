@@ -41,8 +41,7 @@ GDS_DEVICE void flag(const Flag& p) {
         if (index == 0) gds::store_two_whole_sys(r.head(), head, line(r.low, r.high));
         if (whole || part) {
             const u64 v = whole ? *word_at(from) : eight(reinterpret_cast<const unsigned char*>(from), p.len - at);
-            const u32 low = static_cast<u32>(v), high = static_cast<u32>(v >> 32);
-            gds::store_two_whole_sys(lines + 2 * index, line(r.low, low), line(r.low, high));
+            write_two(lines + 2 * index, r.low, v);
         }
         // As below.
         if (blockDim.x > 1) __syncthreads();

@@ -6,9 +6,9 @@
 // number of them. The head has the length of the message, or one of two marks, and the high half of
 // the number.
 // - kLong | length: the payload is in the lines of another room, for longer messages.
-// - kElsewhere | n: n blocks of the sender have copied the payload into the memory of the receive
-//   (mp_direct.cu). Two lines behind the head have the halves of the length, and one line for each
-//   block shows that its part is in place.
+// - kElsewhere | n: the sender copies the payload into the memory of the receive in n shares (mp_direct.cu,
+//   mp_replay.cu). Two lines behind the head have the halves of the length; one line for each share shows that it
+//   is in place.
 #pragma once
 
 #include "mp_copy.hpp"
@@ -54,6 +54,11 @@ struct Room {
     GDS_DEVICE u64* lines() const { return word_at(at) + kHeadLines; }
 };
 
+// Writes 8 bytes into two lines.
+GDS_DEVICE void write_two(u64* at, u32 flag, u64 data) {
+    gds::store_two_whole_sys(at, line(flag, static_cast<u32>(data)), line(flag, static_cast<u32>(data >> 32)));
+}
+
 GDS_DEVICE void write_head(const Room& r, u32 data) {
     gds::store_two_whole_sys(r.head(), line(r.low, data), line(r.low, r.high));
 }
@@ -70,10 +75,7 @@ GDS_DEVICE u64 eight(const unsigned char* from, u64 n) {
 // are written by twos.
 GDS_DEVICE void write_lines(u64* lines, u32 flag, u64 from, u64 len, u64 last, Share s) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(from);
-    auto store = [&](u64 i, u64 data) {
-        const u32 low = static_cast<u32>(data), high = static_cast<u32>(data >> 32);
-        gds::store_two_whole_sys(lines + 2 * i, line(flag, low), line(flag, high));
-    };
+    auto store = [&](u64 i, u64 data) { write_two(lines + 2 * i, flag, data); };
     const u64 whole = (from & 7) == 0 ? len / 8 : 0, used = (len + 7) / 8;
     u64 i = s.first;
     // Four at once, so that the loads overlap.
@@ -97,6 +99,12 @@ GDS_DEVICE void write_lines(u64* lines, u32 flag, u64 from, u64 len, u64 last, S
         }
         store(i, data);
     }
+}
+
+// Shows a message that is copied to the memory of its receive in so many shares.
+GDS_DEVICE void write_elsewhere(const Room& r, u64 len, u32 shares) {
+    write_two(r.lines(), r.low, len);
+    write_head(r, kElsewhere | shares);
 }
 
 // The word of the message in the room, if it has arrived, and else 0. The whole number is compared, so
@@ -137,7 +145,7 @@ struct Credit {
     u64 before;
 };
 
-// Credits that a kernel reads from the receiver in one access of 128 bytes, and keeps.
+// Credits beside each other that a kernel reads from the receiver at once, by loads that overlap, and keeps.
 constexpr u32 kCredits = 16;
 
 // Whether a credit is for message `before` or a later one.
@@ -179,7 +187,8 @@ GDS_DEVICE bool await_credit(const Credit& p, Stop stop) {
     };
     if (p.taken == 0 || (p.known != 0 && covers(gds::load_relaxed_sys(word_at(p.known)), p.before))) return true;
     GDS_SPIN_UNTIL(stop() || credited(), 0);
-    // The number of the message before is in a failure that its receiver has stored.
+    // A failure with the number of the message before is its receiver's, and frees the slot. The library's has the
+    // number of a later message.
     return !(parse(w).kind == kFailed && parse(w).seq != (before & 0xffff));
 }
 

@@ -89,8 +89,8 @@ GDS_DEVICE Room room(const Rooms& r, u64 number) {
 #define REPLAY_LOOKS kLooks
 #endif
 
-// Whether the peer was given up. Only the first block looks at host memory, now and then, and tells the
-// others.
+// Whether the peer was given up. Only the first block looks at host memory, now and then; it stores what it finds in
+// device memory, for the other blocks.
 class Watch {
    public:
     GDS_DEVICE explicit Watch(const End& e) : end(e), leads(blockIdx.x == 0) {}
@@ -175,7 +175,7 @@ GDS_DEVICE void write(const Write& p) {
     if (threadIdx.x == 0) {
         // The message before in the slot.
         const u64 before = n - p.rooms.slots;
-        auto taken = [&] { return static_cast<long long>(gds::load_acquire_sys(word_at(p.credit)) - before) >= 0; };
+        auto taken = [&] { return covers(gds::load_acquire_sys(word_at(p.credit)), before); };
         open = Watch(p.end).wait(taken);
     }
     if (blockDim.x > 1) __syncthreads();
@@ -197,8 +197,7 @@ GDS_DEVICE void place(const Place& p) {
     gds::await_earlier_work();
     if (threadIdx.x != 0 || gds::load_acquire_sys(&words(p.end)->lost) != 0) return;
     const u32 low = static_cast<u32>(number(p.end));
-    const u32 half = static_cast<u32>(p.to), upper = static_cast<u32>(p.to >> 32);
-    gds::store_two_whole_sys(word_at(p.place), line(low, half), line(low, upper));
+    write_two(word_at(p.place), low, p.to);
 }
 
 // The sender's kernel of a message to the memory of its receive.
@@ -225,9 +224,7 @@ GDS_DEVICE void copy_to_place(const Copy& p) {
     const bool good = target != 0;
     if (good && first && threadIdx.x == 0) {
         // The receive is posted, so the messages before were taken.
-        const u32 low = static_cast<u32>(p.len), high = static_cast<u32>(p.len >> 32);
-        gds::store_two_whole_sys(r.lines(), line(r.low, low), line(r.low, high));
-        write_head(r, kElsewhere | shares);
+        write_elsewhere(r, p.len, shares);
     }
     const u32 done = for_shares(shares, [&](Share all, u32 share) {
         if (!good) return;
@@ -332,14 +329,6 @@ static_assert(sizeof(Writes<46>) == 4056 && sizeof(Takes<42>) == 4040, "layout")
 
 }  // namespace replay
 }  // namespace mp
-
-// The largest blocks of messages in lines (libmp/src/kernels/mod.rs).
-GDS_MOST_THREADS(mp_replay_write, mp::replay::Write, 1024);
-GDS_MOST_THREADS(mp_replay_write_all_8, mp::replay::Writes<8>, 1024);
-GDS_MOST_THREADS(mp_replay_write_all_46, mp::replay::Writes<46>, 1024);
-GDS_MOST_THREADS(mp_replay_take, mp::replay::Take, 1024);
-GDS_MOST_THREADS(mp_replay_take_all_8, mp::replay::Takes<8>, 1024);
-GDS_MOST_THREADS(mp_replay_take_all_42, mp::replay::Takes<42>, 1024);
 
 GDS_KERNEL(mp_replay_write, mp::replay::Write, p) { mp::replay::write(p); }
 GDS_KERNEL(mp_replay_write_all_8, mp::replay::Writes<8>, p) { mp::share_all<mp::replay::write>(p); }

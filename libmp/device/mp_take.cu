@@ -43,6 +43,7 @@ GDS_DEVICE bool take_parts(const Unpack<1>& p) {
     const u64 most = least(least(p.capacity, room_len), 8ull * (wide ? p.shares : 1) * blockDim.x);
     // The first two lines of the payload have the length of a message elsewhere.
     const u64* shown = r.lines() + kLengthLines + index;
+    // At least as many as a sender has (Direct::MOST_SHARES).
     constexpr u32 kMostBlocks = 64;
     const u32 most_blocks = blockDim.x < kMostBlocks ? blockDim.x : kMostBlocks;
     const u64 room_lines = (room_len > kLeastRoom ? room_len : kLeastRoom) / 4;
@@ -67,7 +68,7 @@ GDS_DEVICE bool take_parts(const Unpack<1>& p) {
             len = data_of(head.low) ^ (wide ? kLong : 0);
             if (len > most || at >= len || have(v, r.low)) return true;
         }
-        // A thread whose line is missing looks for a failure of the sender itself: the first one may have its own.
+        // A thread whose line is missing looks for a failure itself: the first thread may have left the loop.
         const bool looks_aside = threadIdx.x == 0 || here;
         if (looks_aside && ++looks % kLooks == 0 && reached(gds::load_acquire_sys(word_at(p.word)), seq(p))) *stop = 1;
         if (*stop == 0) return false;
@@ -93,13 +94,12 @@ GDS_DEVICE bool take_parts(const Unpack<1>& p) {
     Arrival a{kSuccess, len, 0};
     a.elsewhere = placed;
     bool any_bad = false;
-    if (!is_last(p, a, 1, any_bad)) return true;
+    if (!close_shares(p, a, 1, any_bad)) return true;
     if (any_bad) {
         end(p, 0, a, true);
         return true;
     }
-    // Kernels of the sender read this word. All threads have read the lines.
-    if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
+    return_credit(p);
     succeed(p, len);
     return true;
 }
@@ -139,10 +139,9 @@ GDS_DEVICE void take(const Unpack<1>& p) {
         });
         bad = blockDim.x > 1 ? __syncthreads_or(bad) != 0 : bad;
         if (threadIdx.x != 0) return;
-        if (!is_last(p, {kSuccess, word.len, 0}, done, bad)) return;
+        if (!close_shares(p, {kSuccess, word.len, 0}, done, bad)) return;
         if (__builtin_expect(bad, 0)) return end(p, w, {kSuccess, word.len, 0}, true);
-        // Kernels of the sender read this word. All threads have read the lines.
-        if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
+        return_credit(p);
         succeed(p, word.len);
         return;
     }
@@ -166,7 +165,7 @@ GDS_DEVICE void take(const Unpack<1>& p) {
         }
     }
     if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
-    if (threadIdx.x == 0 && is_last(p, a, done, bad)) end(p, w, a, bad);
+    if (threadIdx.x == 0 && close_shares(p, a, done, bad)) end(p, w, a, bad);
 }
 
 template <u32 Capacity>

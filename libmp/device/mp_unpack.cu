@@ -56,7 +56,7 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
         }
     }
     if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
-    if (threadIdx.x != 0 || !is_last(p, a, done, bad)) return;
+    if (threadIdx.x != 0 || !close_shares(p, a, done, bad)) return;
     end(p, w, a, bad);
 }
 

@@ -250,9 +250,10 @@ GDS_DEVICE bool is_last(u64 count, u32 shares, u32 done, bool& bad) {
     return true;
 }
 
-// As above, also of one block, and in front of the end of the message. `a`: its result is stored in device memory, if it is a success.
+// By one thread of each block, in front of the end of the message: stores the result of a success in device memory,
+// executes the fence that the end needs, and counts the shares. True: all are done, and this block ends the message.
 template <u32 Capacity>
-GDS_DEVICE bool is_last(const Unpack<Capacity>& p, const Arrival& a, u32 done, bool& bad) {
+GDS_DEVICE bool close_shares(const Unpack<Capacity>& p, const Arrival& a, u32 done, bool& bad) {
     if (p.ended != 0 && blockIdx.x == 0 && a.status == kSuccess) {
         gds::store_whole_sys(word_at(p.ended) + 1, ended(a.status, a.len));
     }
@@ -265,7 +266,13 @@ GDS_DEVICE bool is_last(const Unpack<Capacity>& p, const Arrival& a, u32 done, b
     return done == p.shares || is_last(p.count, p.shares, done, bad);
 }
 
-// Ends the receive in device memory, with success, behind `is_last`. No store to host memory: the CPU reads this
+// Returns the credit of the message to kernels of the sender: all threads have read the room.
+template <u32 Capacity>
+GDS_DEVICE void return_credit(const Unpack<Capacity>& p) {
+    if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
+}
+
+// Ends the receive in device memory, with success, behind `close_shares`. No store to host memory: the CPU reads this
 // word when it needs to.
 template <u32 Capacity>
 GDS_DEVICE void succeed(const Unpack<Capacity>& p, u64 len) {
@@ -294,8 +301,7 @@ GDS_DEVICE void end(const Unpack<Capacity>& p, u64 w, Arrival a, bool bad) {
             GDS_SPIN_UNTIL(have(gds::load_two_relaxed_sys(lines + 2 * i), seq(p)) || failed(), 0);
         }
     }
-    // Kernels of the sender read this word. All threads have read the room.
-    if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
+    return_credit(p);
     if (p.ended != 0) {
         if (a.status == kSuccess) return succeed(p, a.len);
         finish(p.result, p.error, a.status, a.len);

@@ -163,7 +163,10 @@ impl Kernels {
     /// Those of [`Stream::launch`]; earlier launches of the call are enqueued.
     pub unsafe fn flag_all(&self, stream: &Stream, tasks: &[Flag], polls: Polls<'_>) -> Result<()> {
         let kernels = [&self.flag, &self.flag_all_8, &self.flag_all_42];
-        let longest = tasks.iter().map(|task| task.len / task.shares).max();
+        let longest = tasks
+            .iter()
+            .map(|task| task.len.div_ceil(task.shares))
+            .max();
         let block = self.block(longest.unwrap_or(0));
         let shares = tasks.iter().map(|task| task.shares as u32);
         let tasks = tasks.iter().map(Flag::as_bytes);

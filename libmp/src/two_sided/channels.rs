@@ -397,7 +397,7 @@ mod tests {
             assert!(eager && a.is_opening() && !a.can_send(7, false));
             b.peer_sends(setup, (7, eager), &block, &mut out).unwrap();
             assert!(b.can_receive(7, true));
-            // Credits are addresses that kernels store to: no NIC path has them.
+            // Kernels store places to a device block: no NIC path has one.
             b.peer_device_block(7, &[], (0, 0)).unwrap();
             let refused = b.peer_device_block(7, &block, (0, 0)).unwrap_err();
             assert_eq!(refused.kind(), Kind::Protocol);

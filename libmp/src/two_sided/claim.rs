@@ -198,9 +198,9 @@ impl Engine {
     pub(super) fn report(&self, state: &mut State, key: RequestKey) -> Result<Option<InDevice>> {
         let (common, receive, channel, link) = state.incoming(key)?;
         let polls = polls(common, channel, link) && channel.has_flagged(common.number);
-        // If the sender does not look for the credit in its device block, the stream returns it to host memory.
-        let far = !channel.credits_in_device(common.number);
-        if !polls || receive.packed.is_some() || receive.result_in_host || far {
+        // If the sender does not look for the credit behind the flagged rooms, the stream returns it to host memory.
+        let credit_in_host = !channel.credits_in_device(common.number);
+        if !polls || receive.packed.is_some() || receive.result_in_host || credit_in_host {
             return Ok(None);
         }
         state

@@ -413,8 +413,10 @@ impl Stream {
     /// The stream is not capturing.
     pub fn end_capture(&self) -> Result<Graph, Error> {
         let shared = &self.0.shared;
-        let capture = shared.enqueue().capture.take();
+        let mut enqueue = shared.enqueue();
+        let capture = enqueue.capture.take();
         shared.capturing.store(false, Ordering::Relaxed);
+        drop(enqueue);
         let not = Error::NotCapturing { stream: self.id() };
         let capture = capture.ok_or(not)?;
         Ok(Graph::new(Arc::clone(self.0.gpu.core()), capture))

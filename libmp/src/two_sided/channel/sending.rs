@@ -491,7 +491,7 @@ impl SendChannel {
         if by_kernel && stale.is_none() {
             return Ok(LeadIn::default());
         }
-        // The credit is in one of two places.
+        // The credit comes in device memory or in host memory: a kernel waits for either.
         let credit = self
             .side
             .device_block
