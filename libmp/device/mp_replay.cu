@@ -17,7 +17,7 @@ struct Words {
     u64 lost;    // the status with which the peer was given up, or 0
 };
 
-// Words in host memory for all circuits of a peer. The library has the same layout.
+// Words in host memory for all circuits of a peer. libmp/src/two_sided/circuits/memory.rs has the same layout.
 struct Alarm {
     u64 stop;    // the library stores the status with which it has given the peer up
     u64 late;    // a kernel stores 1 when it has waited too long
@@ -146,7 +146,7 @@ class Watch {
 
 // Ends the message of this replay, by one thread of each block, which has done so many shares. True: by this
 // call, with success.
-GDS_DEVICE bool finish(const End& e, u64 number, u32 done, bool bad, u64 len) {
+GDS_DEVICE bool end_replay(const End& e, u64 number, u32 done, bool bad, u64 len) {
     Words* own = words(e);
     const u32 shares = static_cast<u32>(e.shares);
     if (done != shares && !is_last(reinterpret_cast<u64>(&own->count), shares, done, bad)) return false;
@@ -154,7 +154,7 @@ GDS_DEVICE bool finish(const End& e, u64 number, u32 done, bool bad, u64 len) {
         const u64 lost = gds::load_acquire_sys(&own->lost);
         const u32 status = lost != 0 ? static_cast<u32>(lost) : static_cast<u32>(kBadResponse);
         gds::store_release_sys(&alarm(e)->failed, 1);
-        mp::finish(reinterpret_cast<u64>(&own->result), e.error, status, 0);
+        finish(reinterpret_cast<u64>(&own->result), e.error, status, 0);
         // The library finds both words when the stream has passed.
         gds::fence_sys();
         return false;
@@ -187,7 +187,7 @@ GDS_DEVICE void write(const Write& p) {
     });
     // All threads have read the source, and `open`, which the next task of the block stores again.
     if (blockDim.x > 1) __syncthreads();
-    if (threadIdx.x == 0) finish(p.end, n, done, !good, p.len);
+    if (threadIdx.x == 0) end_replay(p.end, n, done, !good, p.len);
 }
 
 // The receiver's kernel that shows the memory of a receive to the sender: the halves of its address, in two
@@ -236,7 +236,7 @@ GDS_DEVICE void copy_to_place(const Copy& p) {
     });
     // The next task of the block stores `to` again.
     if (blockDim.x > 1) __syncthreads();
-    if (threadIdx.x == 0) finish(p.end, n, done, !good, p.len);
+    if (threadIdx.x == 0) end_replay(p.end, n, done, !good, p.len);
 }
 
 // Returns the word of the message in the room to all threads; 0: the peer was given up before. Each thread
@@ -314,7 +314,7 @@ GDS_DEVICE void take(const Take& p) {
     if (threadIdx.x != 0) return;
     // As `await_blocks` requires.
     if (word.kind == kPlaced) gds::fence_sys();
-    if (!finish(p.end, n, done, bad, word.len)) return;
+    if (!end_replay(p.end, n, done, bad, word.len)) return;
     // A kernel of the sender polls this word in its own device memory. All threads have read the lines. The
     // sender of a message to the memory of its receive waits for the next place instead.
     if (word.kind == kFlagged) gds::store_whole_sys(word_at(p.credit), n);

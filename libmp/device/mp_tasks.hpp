@@ -22,6 +22,7 @@ GDS_DEVICE void run_all(const Tasks<Task, Capacity>& p) {
     for (u32 i = blockIdx.x; i < p.count; i += gridDim.x) run(p.task[i]);
 }
 
+// As `run_all`, in a launch with two dimensions.
 template <auto run, class Task, u32 Capacity>
 GDS_DEVICE void share_all(const Tasks<Task, Capacity>& p) {
     GDS_NO_UNROLL

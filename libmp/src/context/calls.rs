@@ -88,13 +88,14 @@ impl Context {
     /// No number is used then, and nothing is sent.
     /// - `Invalid` for a rank outside the job, memory of another context, or segments or lengths
     ///   out of range.
-    /// - `Unsupported` for a length word with several segments, and for a stream that is being
-    ///   captured into a graph; [`post_send`](Context::post_send) there for what a graph cannot contain
-    ///   ([messages in graphs](Context#messages-in-graphs)): several segments, a length word, a time limit of
-    ///   its own, a receive from any rank, and a rank that is not reached by mapped memory. `Truncated`
-    ///   there if the message is longer than its receive, and `Invalid` if it repeats a capture that failed,
-    ///   with another length. On a GPU that runs no kernels, also for a stream's send above the
-    ///   eager limit, with a length word, of more than 30 pieces, or to this rank itself.
+    /// - `Unsupported` for a length word with several segments, and for a stream that is being captured:
+    ///   use [`post_send`](Context::post_send). On a GPU that runs no kernels, also for a stream's send
+    ///   above the eager limit, with a length word, of more than 30 pieces, or to this rank itself.
+    /// - For a stream that is being captured ([messages in graphs](Context#messages-in-graphs)),
+    ///   [`post_send`](Context::post_send) returns `Unsupported` for several segments, a length word, a
+    ///   time limit of its own, a receive from any rank, and a rank that is not reached by mapped memory;
+    ///   `Truncated` if the message is longer than its receive; `Invalid` if it repeats a failed capture
+    ///   with another length.
     /// - `PeerFailed` if the rank was given up; `Protocol` if it has another version or settings.
     /// - `Timeout`, naming the rank, if it does not answer; `BootstrapLost` if it cannot be asked.
     /// - `QueueFull` if too many messages under the tag are in flight, or too many requests are
@@ -367,7 +368,7 @@ impl Context {
 
     /// Makes `stream` wait until all requests have ended, as [`Request::wait_on`] does for one. The
     /// requests may have different peers, tags and streams. All waits are one submission, however
-    /// many requests there are, and the messages are taken in behind the last of them: up to 46 by
+    /// many requests there are, and the messages are taken in behind the last of them: up to 24 by
     /// one kernel, and each message of several segments or strided pieces by kernels of its own.
     ///
     /// # Errors

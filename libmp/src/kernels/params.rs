@@ -510,7 +510,7 @@ impl Direct {
     /// Bytes of a share, at least.
     const SHARE: u64 = 8 << 10;
     /// Maximum number of shares: more blocks are not faster on NVLink.
-    const MOST_SHARES: u64 = 32;
+    pub const MOST_SHARES: u64 = 32;
 
     /// The shares of a message of `len` bytes, of which a room of so many lines shows each.
     pub fn shares_of(len: u64, room_lines: u64) -> u32 {

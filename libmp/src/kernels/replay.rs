@@ -1,5 +1,5 @@
 //! The launches of the kernels of messages in graphs (`device/mp_replay.cu`). The stream is being
-//! captured: a launch becomes a node of the graph. All but one may wait for a peer.
+//! captured: a launch becomes a node of the graph. [`Kernels::replay_place`] alone waits for no peer.
 
 use gdsync::Stream;
 use gdsync::gpu::Dims;
@@ -57,7 +57,7 @@ impl Kernels {
     /// As for [`Kernels::replay_write`], with [`ReplayCopy`].
     ///
     /// # Errors
-    /// Those of [`Stream::launch`].
+    /// Those of [`Stream::launch_waiting`].
     pub unsafe fn replay_copy(&self, stream: &Stream, params: &ReplayCopy) -> Result<()> {
         let dims = self.wide.grid([params.end.shares as u32, 1, 1]).dependent();
         // SAFETY: as above.
@@ -70,7 +70,7 @@ impl Kernels {
     /// As for [`Kernels::replay_write`], with [`ReplayTake`].
     ///
     /// # Errors
-    /// Those of [`Stream::launch`]; earlier launches of the call are recorded.
+    /// Those of [`Stream::launch_waiting`]; earlier launches of the call are recorded.
     pub unsafe fn replay_take(&self, stream: &Stream, tasks: &[ReplayTake]) -> Result<()> {
         let kernels = [
             &self.replay_take,

@@ -2,7 +2,7 @@
 //! another stream, or the CPU, waits for this count, and not for all later work of the stream. Such a store
 //! delays a message by several microseconds. Under a tag whose receives are taken in by the stream that
 //! posts them, it is enqueued only when it is needed: before the stream waits for another message, or when
-//! another party asks.
+//! another party asks. Where it can, the kernel that waits for a message stores it.
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, WeakStream, Word64};
@@ -57,7 +57,7 @@ struct Reach {
 /// The words of a context's streams.
 pub(crate) struct Reached {
     gpu: Gpu,
-    /// If kernels of messages store marks.
+    /// Allocates words in device memory; `None`: words are in host memory.
     copier: Option<Copier>,
     streams: Vec<Reach>,
 }

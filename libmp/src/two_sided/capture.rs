@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gdsync::gpu::DevicePtr;
 use gdsync::{Status, Stream};
 
-use super::circuits::{Alarm, CAPTURE, CircuitId, MOST_SHARES, PLACE_AT, rooms};
+use super::circuits::{Alarm, CAPTURE, CircuitId, PLACE_AT, rooms};
 use super::engine::Engine;
 use super::null::NULL_RANK;
 use super::peer::{Need, Peer};
@@ -378,7 +378,7 @@ impl Engine {
         }
         if len > theirs.bytes {
             return Ok(Node::Copy(ReplayCopy {
-                end: end(kernels.shares_of_direct(len, MOST_SHARES)),
+                end: end(kernels.shares_of_direct(len, u64::MAX)),
                 place: circuit.shared_addr() + PLACE_AT,
                 from: addr,
                 len,

@@ -23,8 +23,8 @@ pub(crate) fn mark_others(state: &mut State, stream: &Stream, claimed: u32) -> R
     }
 }
 
-/// As [`mark_others`], in front of a kernel that waits for messages, which stores the mark. The stream waits for
-/// nothing between its earlier work and the kernel.
+/// As [`mark_others`], but the kernel that the caller enqueues next stores the mark, before it waits. The stream
+/// waits for nothing in front of it.
 #[inline]
 pub(super) fn number_others(
     state: &mut State,

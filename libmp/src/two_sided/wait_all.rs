@@ -51,8 +51,9 @@ impl Waits {
         self.runs.clear();
     }
 
-    /// Whether the stream waits for nothing in front of kernels of usual messages.
-    fn begins_by_kernel(&self) -> bool {
+    /// Whether the stream waits for nothing in front of the kernels, all of which are of usual messages: other
+    /// kernels store no mark.
+    fn begins_with_usual(&self) -> bool {
         let none = self.words.is_empty() && self.puts.is_empty() && self.before.is_empty();
         let usual = |claim: &Claim| claim.params.is_usual();
         none && !self.claims.is_empty() && self.claims.iter().all(usual)
@@ -164,7 +165,7 @@ impl Engine {
             .map(|key| own_unmarked(state, key, stream.id()))
             .sum();
         let mut mark = None;
-        let marked = decided.and_then(|()| match waits.begins_by_kernel() {
+        let marked = decided.and_then(|()| match waits.begins_with_usual() {
             true => {
                 mark = number_others(state, stream, unmarked)?;
                 if let (Some(mark), Some(first)) = (mark, waits.claims.first_mut()) {

@@ -150,7 +150,7 @@ pub enum Control {
         block: Vec<Record>,
         /// Its rooms for eager messages, one record for each path; none if it has no rooms.
         rooms: Vec<Record>,
-        /// The memory of its flagged rooms; none if it has none.
+        /// The memory of its flagged rooms, with the credits behind them; none if it has none.
         flagged: Vec<Record>,
         /// Where they are, and from which message on.
         flags: RoomsPlace,
@@ -161,8 +161,9 @@ pub enum Control {
         /// Its layout.
         shape: Shape,
     },
-    /// The sender of messages under a tag has a device block. For each slot, the reader's kernels store
-    /// there the number of the message that they have taken, and the place of a receive.
+    /// The sender of messages under a tag has a device block, in which the reader's kernels store the place
+    /// of a receive for each slot. Kernels of messages from `from` on also look for credits behind the
+    /// reader's flagged rooms.
     DeviceBlock {
         /// The tag.
         tag: u32,

@@ -7,11 +7,12 @@
 //! receive of a stream makes; the first large one also makes *long rooms*, for messages above the
 //! eager limit. The sender has a *return block*: for each slot the address of the
 //! receive (`place`), whether it is posted (`ready`) and whether its message was taken (`taken`). A
-//! sender to flagged rooms also has a *device block*, which its kernels poll: for each slot the number of
-//! the message that the receiver has taken last (`credit`), and the place of the receive,
-//! in lines with flags. Message n uses slot n modulo the depth on both sides,
-//! for every poster and every taker. So messages need no matching while they move: the n-th send
-//! under a tag matches the n-th receive.
+//! sender to flagged rooms also has a *device block* for its kernels: for each slot the place of the
+//! receive, in lines with flags, which kernels of the receiver store, and the credit that its own
+//! kernels have read last. The credits (the number of the message that was taken last in a slot) are
+//! behind the flagged rooms, in memory of the receiver. Message n uses slot n modulo the depth on both
+//! sides, for every poster and every taker. So messages need no matching while they move: the n-th
+//! send under a tag matches the n-th receive.
 
 mod credits;
 mod numbers;
@@ -210,14 +211,16 @@ fn adopt<T: Copy + PartialEq>(known: &mut Option<T>, memory: T) -> Result<()> {
     Ok(())
 }
 
-/// Checks that device memory of the peer is aligned at an offset as kernels access it.
-fn check_aligned(memory: &Remote, offset: u64, name: &str) -> Result<()> {
-    const ALIGN: u64 = 8 * CREDITS as u64;
-    if memory.addr().wrapping_add(offset).is_multiple_of(ALIGN) {
+/// Bytes to which kernels access lines, and credits.
+const ALIGN: [u64; 2] = [16, 8 * CREDITS as u64];
+
+/// Checks that device memory of the peer is aligned at an offset.
+fn check_aligned(memory: &Remote, offset: u64, align: u64, name: &str) -> Result<()> {
+    if memory.addr().wrapping_add(offset).is_multiple_of(align) {
         return Ok(());
     }
     let what =
-        format!("the peer announced {name} at an address that is not a multiple of {ALIGN} bytes");
+        format!("the peer announced {name} at an address that is not a multiple of {align} bytes");
     Err(Error::new("open channel", Kind::Protocol, what))
 }
 

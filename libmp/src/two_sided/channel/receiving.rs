@@ -5,7 +5,8 @@ use gdsync::Status;
 use gdsync::gpu::{Region, Word64};
 
 use super::{
-    Channel, Credits, PAIR, RecvChannel, adopt, check_aligned, not_open, refresh, store_failure,
+    ALIGN, Channel, Credits, PAIR, RecvChannel, adopt, check_aligned, not_open, refresh,
+    store_failure,
 };
 use crate::error::{Error, Kind, Result};
 use crate::path::{Exported, Keys, Path, Paths, Put, Remote, Rights, Span};
@@ -216,7 +217,7 @@ impl RecvChannel {
         }
         let memory = Remote::any(self.path, memory)?;
         memory.span(offset as usize, self.shape.device_block_len())?;
-        check_aligned(&memory, offset, "a device block")?;
+        check_aligned(&memory, offset, ALIGN[0], "a device block")?;
         adopt(&mut self.side.device_block, (memory, offset, from))
     }
 

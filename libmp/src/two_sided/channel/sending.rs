@@ -4,7 +4,7 @@ use gdsync::Status;
 use gdsync::gpu::Word64;
 
 use super::{
-    Channel, PAIR, PLACE_ROOM, SendChannel, WINDOW, adopt, check_aligned, refresh, span,
+    ALIGN, Channel, PAIR, PLACE_ROOM, SendChannel, WINDOW, adopt, check_aligned, refresh, span,
     stale_value, store_failure,
 };
 use crate::error::Result;
@@ -65,11 +65,12 @@ impl Rooms {
         flags: RoomsPlace,
         size: usize,
         slots: usize,
+        align: u64,
     ) -> Result<Rooms> {
         let memory = Remote::any(path, memory)?;
         // All rooms are in the memory.
         memory.span(flags.offset as usize, size.saturating_mul(slots))?;
-        check_aligned(&memory, flags.offset, "flagged rooms")?;
+        check_aligned(&memory, flags.offset, align, "flagged rooms")?;
         let whole = Vec::new();
         Ok(Rooms {
             memory,
@@ -185,7 +186,7 @@ impl SendChannel {
         let (path, slots) = (self.path, self.shape.slots());
         let bytes = self.shape.flagged_bytes();
         if !flagged.is_empty() {
-            let rooms = Rooms::read(path, flagged, flags, flag::size(bytes), slots)?;
+            let rooms = Rooms::read(path, flagged, flags, flag::size(bytes), slots, ALIGN[1])?;
             // With the credits behind them.
             rooms
                 .memory
@@ -194,7 +195,7 @@ impl SendChannel {
         }
         if !long.is_empty() {
             let size = flag::lines_len(long_flags.bytes as usize);
-            let rooms = Rooms::read(path, long, long_flags, size, slots)?;
+            let rooms = Rooms::read(path, long, long_flags, size, slots, ALIGN[0])?;
             adopt_rooms(&mut self.side.long, rooms)?;
         }
         Ok(())

@@ -6,7 +6,7 @@ use gdsync::{Gpu, Status};
 
 use super::Origin;
 use crate::error::Result;
-use crate::kernels::Rooms;
+use crate::kernels::{Direct, Rooms};
 use crate::path::Exported;
 use crate::wire::flag;
 
@@ -18,8 +18,6 @@ pub(super) const SHARED_AT: usize = 64;
 /// The offset of the place in the part of a sender, and the length of this part.
 pub(crate) const PLACE_AT: u64 = 16;
 const SENDER_LEN: usize = 32;
-/// Maximum number of blocks that a room shows, of a message to the memory of its receive.
-pub(crate) const MOST_SHARES: u64 = 32;
 
 /// The length of the part that the peer maps; `bytes`: of payload, in a room.
 pub(super) fn shared_len(sends: bool, bytes: u64) -> Option<u64> {
@@ -37,7 +35,7 @@ pub(super) fn shared_len(sends: bool, bytes: u64) -> Option<u64> {
 pub(crate) fn rooms(first: u64, bytes: u64) -> Rooms {
     /// Bytes of messages of which more fit in a small part of the memory of a long one.
     const SHORT: u64 = 4 << 10;
-    let shown = flag::HEAD_LEN + flag::shown_len(MOST_SHARES as usize);
+    let shown = flag::HEAD_LEN + flag::shown_len(Direct::MOST_SHARES as usize);
     Rooms {
         first,
         stride: flag::size(bytes as usize).max(shown) as u64,

@@ -23,7 +23,7 @@ use crate::region::Memory;
 use crate::wire::control::{CircuitEnd, Control};
 
 use memory::RESULT_AT;
-pub(crate) use memory::{Alarm, MOST_SHARES, PLACE_AT, rooms};
+pub(crate) use memory::{Alarm, PLACE_AT, rooms};
 
 /// The first number of the circuits of neighbourhoods, whose tags are their own.
 const OF_EXCHANGES: u64 = 1 << 63;
