@@ -137,7 +137,10 @@ GDS_DEVICE Answer await_place(const Direct& p, bool first) {
 }
 
 // How a message to a peer that was given up ends: its memory may have another use.
-GDS_DEVICE Departure lost(const Direct& p) { return {failure(parse(gds::load_acquire_sys(word_at(p.ready)))), true}; }
+GDS_DEVICE Departure lost(const Direct& p) {
+    const Word word{0, kFailed, gds::load_acquire_sys(word_at(p.lost))};
+    return {failure(word), true};
+}
 
 // The request ends with a failure. A receive that waits for the words finds them.
 GDS_DEVICE void fail(const Direct& p, const Departure& d) {
@@ -186,7 +189,8 @@ GDS_DEVICE void direct(const Direct& p) {
     // The next task of the block stores the answer again.
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
-    if (!all_good && first) {
+    // A loss may be seen by some of the blocks alone.
+    if (!all_good && (first || d.status == kSuccess)) {
         fail(p, d.status == kSuccess ? lost(p) : d);
         // A reader of the report finds the result.
         gds::fence_sys();

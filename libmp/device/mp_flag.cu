@@ -68,7 +68,8 @@ static_assert(sizeof(Flags<8>) == 776 && sizeof(Flags<42>) == 4040, "layout");
 
 }  // namespace mp
 
-// The largest blocks of messages in lines (libmp/src/kernels/mod.rs).
+// So few registers that two of the largest blocks (libmp/src/kernels/mod.rs) are resident on each processor of a GPU:
+// blocks that wait must leave room for those of other streams.
 GDS_MOST_THREADS(mp_flag, mp::Flag, 1024);
 GDS_MOST_THREADS(mp_flag_all_8, mp::Flags<8>, 1024);
 GDS_MOST_THREADS(mp_flag_all_42, mp::Flags<42>, 1024);

@@ -123,10 +123,12 @@ GDS_DEVICE u64 word_in_room(const Room& r) {
 }
 
 // Waits until the lines of all blocks of the sender show that their parts are in place. `stop` ends
-// the wait; false: it did. A system fence must follow, before the bytes or the end of the message.
+// the wait; false: it did, or the room has fewer lines than the sender claims. A system fence must follow, before
+// the bytes or the end of the message; one thread executes it behind a barrier.
 template <class Stop>
-GDS_DEVICE bool await_blocks(const Room& r, Share s, Stop stop) {
+GDS_DEVICE bool await_blocks(const Room& r, u64 room_lines, Share s, Stop stop) {
     const u32 blocks = data_of(gds::load_relaxed_sys(r.head())) & ~kElsewhere;
+    if (blocks > room_lines - kLengthLines) return false;
     const u64* lines = r.lines() + kLengthLines;
     bool stopped = false;
     GDS_NO_UNROLL

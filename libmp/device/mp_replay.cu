@@ -305,9 +305,10 @@ GDS_DEVICE void take(const Take& p) {
         for_shares(shares, [&](Share, u32) { done++; });
         if (word.kind == kPlaced && word.len <= p.capacity) {
             const Share all{threadIdx.x, blockDim.x};
+            const u64 room_lines = p.rooms.stride / sizeof(u64) - kHeadLines;
             bad = blockIdx.x == 0;
             GDS_NO_UNROLL
-            for (u32 turn = 0; bad && turn < 2; turn++) bad = !await_blocks(r, all, lost);
+            for (u32 turn = 0; bad && turn < 2; turn++) bad = !await_blocks(r, room_lines, all, lost);
         }
     }
     bad = blockDim.x > 1 ? __syncthreads_or(bad) != 0 : bad;

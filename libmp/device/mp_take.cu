@@ -46,13 +46,12 @@ GDS_DEVICE bool take_parts(const Unpack<1>& p) {
     // At least as many as a sender has (Direct::MOST_SHARES).
     constexpr u32 kMostBlocks = 64;
     const u32 most_blocks = blockDim.x < kMostBlocks ? blockDim.x : kMostBlocks;
-    const u64 room_lines = (room_len > kLeastRoom ? room_len : kLeastRoom) / 4;
-    const bool shows = large && index < most_blocks && kLengthLines + index < room_lines;
+    const bool shows = large && index < most_blocks && kLengthLines + index < room_lines(p);
     const bool has = at < most || (large && index == 0);
     if (threadIdx.x == 0) *stop = 0;
     if (blockDim.x > 1) __syncthreads();
     u32 looks = 0, blocks = 0;
-    u64 len = ~0ull, shown_line = 0;
+    u64 len = ~0ull, shown_line = line(~r.low, 0);
     gds::Two v = none(r.low);
     auto come = [&] {
         const gds::Two head = gds::load_two_relaxed_sys(r.head());
@@ -155,7 +154,7 @@ GDS_DEVICE void take(const Unpack<1>& p) {
         gds::Two nothing = none(number);
         if (a.lines) bad |= !read_lines(word_at(a.from), number, 0, p.segment[0].addr, a.len, all, nothing, failed);
         if (a.elsewhere) {
-            bad = !await_blocks(room(p), all, failed);
+            bad = !await_blocks(room(p), room_lines(p), all, failed);
             // Each thread has waited for some of the blocks.
             if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
         }
@@ -173,7 +172,8 @@ using Takes = Tasks<Unpack<1>, Capacity>;
 
 }  // namespace mp
 
-// The largest blocks of messages in lines (libmp/src/kernels/mod.rs).
+// So few registers that two of the largest blocks (libmp/src/kernels/mod.rs) are resident on each processor of a GPU:
+// blocks that wait must leave room for those of other streams.
 GDS_MOST_THREADS(mp_take, mp::Unpack<1>, 1024);
 GDS_MOST_THREADS(mp_take_all_8, mp::Takes<8>, 1024);
 GDS_MOST_THREADS(mp_take_all_24, mp::Takes<24>, 1024);

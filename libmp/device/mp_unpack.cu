@@ -42,7 +42,7 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     if (leads && a.status == kSuccess && a.lines && !is_long) {
         bad |= !scatter_lines(p, a, {threadIdx.x, blockDim.x}, ahead, failed);
     } else if (leads && a.elsewhere) {
-        bad = !await_blocks(room(p), {threadIdx.x, blockDim.x}, failed);
+        bad = !await_blocks(room(p), room_lines(p), {threadIdx.x, blockDim.x}, failed);
         if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
         if (!bad && a.from != 0) {
             gds::fence_sys();

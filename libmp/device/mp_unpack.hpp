@@ -64,6 +64,12 @@ GDS_DEVICE Room room(const Unpack<Capacity>& p) {
     return {p.flagged, static_cast<u32>(p.number), static_cast<u32>(p.number >> 32)};
 }
 
+// Lines of payload that the room has.
+template <u32 Capacity>
+GDS_DEVICE u64 room_lines(const Unpack<Capacity>& p) {
+    return (p.slot > kLeastRoom ? p.slot : kLeastRoom) / 4;
+}
+
 // The low half of the message's number.
 template <u32 Capacity>
 GDS_DEVICE u32 seq(const Unpack<Capacity>& p) {

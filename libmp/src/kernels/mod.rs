@@ -79,8 +79,6 @@ pub(crate) struct Kernels {
     copying: Dims,
     /// The largest block that copies a message.
     wide: Dims,
-    /// The largest block that copies a message in lines.
-    lines: Dims,
     /// One block that patches work requests.
     patching: Dims,
     /// Maximum number of blocks of several tasks.
@@ -140,7 +138,6 @@ impl Kernels {
             collect: module.kernel("mp_collect")?,
             copying: block(256),
             wide: block(512),
-            lines: block(1024),
             patching: block(32),
             // As `moves_of`: one block of the soft GPU executes all tasks.
             blocks: if gpu.is_software() { 1 } else { u32::MAX },
@@ -233,7 +230,7 @@ impl Kernels {
 
     /// A block that copies `bytes` bytes in lines: a thread for each 8 bytes, up to the largest block.
     fn block(&self, bytes: u64) -> Dims {
-        let most = self.lines.block[0];
+        let most = self.wide.block[0];
         let threads = bytes.div_ceil(8).next_multiple_of(32).min(most.into()) as u32;
         // A block that waits needs two warps.
         Dims::linear(1, threads.max(64.min(most)))
@@ -245,12 +242,7 @@ impl Kernels {
             1 => params.slot.into(),
             _ => params.long_len,
         };
-        let block = self.block(params.capacity.min(room).div_ceil(params.shares.into()));
-        // The other kernels have too many registers for the largest block.
-        match params.is_usual() {
-            true => block,
-            false => Dims::linear(1, block.block[0].min(self.wide.block[0])),
-        }
+        self.block(params.capacity.min(room).div_ceil(params.shares.into()))
     }
 
     /// The shares of a message in a long room.

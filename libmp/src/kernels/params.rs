@@ -234,8 +234,8 @@ pub(crate) struct Direct {
     pub ready: u64,
     /// The receiver's place, as [`Stamp::info`].
     pub info: u64,
-    /// A 64-bit word in device memory: not 0 if the peer was given up, whose memory the kernel then
-    /// leaves alone.
+    /// A 64-bit word in device memory: the status with which the peer was given up, whose memory the
+    /// kernel then leaves alone; or 0.
     pub lost: u64,
     /// The payload: `len` bytes of any alignment.
     pub from: u64,

@@ -2,7 +2,6 @@
 //! captured: a launch becomes a node of the graph. [`Kernels::replay_place`] alone waits for no peer.
 
 use gdsync::Stream;
-use gdsync::gpu::Dims;
 use zerocopy::IntoBytes;
 
 use super::tasks::Polls;
@@ -26,16 +25,11 @@ impl Kernels {
             &self.replay_write_all_46,
         ];
         let part = |task: &ReplayWrite| task.len.div_ceil(task.end.shares);
-        let block = self.replaying(tasks.iter().map(part).max().unwrap_or(0));
+        let block = self.block(tasks.iter().map(part).max().unwrap_or(0));
         let shares = tasks.iter().map(|task| task.end.shares as u32);
         let tasks = tasks.iter().map(ReplayWrite::as_bytes);
         // SAFETY: the kernels access what `ReplayWrite` names, which the caller guarantees to be valid.
         unsafe { self.share_all(stream, kernels, block, tasks, shares, Polls::Several) }
-    }
-
-    /// A block for parts of at most `bytes` bytes. The kernels have too many registers for the largest one.
-    fn replaying(&self, bytes: u64) -> Dims {
-        Dims::linear(1, self.block(bytes).block[0].min(self.wide.block[0]))
     }
 
     /// Records the receiver's kernel that shows the memory of a receive.
@@ -78,7 +72,7 @@ impl Kernels {
             &self.replay_take_all_42,
         ];
         let part = |task: &ReplayTake| task.capacity.min(task.bytes).div_ceil(task.end.shares);
-        let block = self.replaying(tasks.iter().map(part).max().unwrap_or(0));
+        let block = self.block(tasks.iter().map(part).max().unwrap_or(0));
         let shares = tasks.iter().map(|task| task.end.shares as u32);
         let tasks = tasks.iter().map(ReplayTake::as_bytes);
         // SAFETY: as above.

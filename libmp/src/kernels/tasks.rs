@@ -84,15 +84,12 @@ impl Kernels {
         polls: Polls<'_>,
     ) -> Result<()> {
         let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1));
-        let usual = tasks.clone().all(Unpack::is_usual);
-        let kernels = match usual {
+        let kernels = match tasks.clone().all(Unpack::is_usual) {
             true => [&self.take, &self.take_all_8, &self.take_all_24],
             false => [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_24],
         };
         let polled = tasks.clone().filter(|task| task.waits & POLLS != 0);
-        let most = if usual { self.lines } else { self.wide };
-        let threads = polled.map(|task| self.taking(task).block[0].min(most.block[0]));
-        let threads = threads.max();
+        let threads = polled.map(|task| self.taking(task).block[0]).max();
         let block = threads.map_or(self.copying, |threads| Dims::linear(1, threads));
         let shares = tasks.clone().map(|task| task.shares);
         let tasks = tasks.map(Unpack::bytes);

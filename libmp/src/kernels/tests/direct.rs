@@ -540,11 +540,15 @@ fn message_to_a_lost_peer_writes_no_receive() {
                 send(&mut bench, &stream, &message, 3);
                 assert!(!bench.runs_within(Duration::from_millis(1)));
             }
-            bench.store64(LOST, 1);
-            bench.store64(READY_WORD, word(NUMBER + 1, FAILED, 13));
+            bench.store64(LOST, 13);
             if early {
                 send(&mut bench, &stream, &message, 3);
             }
+            if posted {
+                // The library has not stored the failure in host memory yet.
+                bench.run();
+            }
+            bench.store64(READY_WORD, word(NUMBER + 1, FAILED, 13));
             bench.run();
             if !posted {
                 passed_on(&bench, &message, 0, blocks);
@@ -554,6 +558,28 @@ fn message_to_a_lost_peer_writes_no_receive() {
                 "{threads} threads, {blocks} blocks, {early}, {posted}"
             ));
         }
+    }
+}
+
+/// The lines behind those of the room are not its own.
+#[test]
+fn message_of_more_blocks_than_a_room_shows_is_refused() {
+    for (threads, blocks) in THREADS
+        .into_iter()
+        .flat_map(|t| [LINES - 1, 4000, (1 << 30) - 1].map(|b| (t, b)))
+    {
+        let mut bench = Bench::new(threads);
+        let message = lay_out(&mut bench, NUMBER, 0, 5000);
+        let head = [ELSEWHERE | blocks as u64, NUMBER >> 32, message.len, 0];
+        let behind = (0..LINES - 2).map(|_| 0);
+        for (at, data) in head.into_iter().chain(behind).enumerate() {
+            bench.store64(ROOM + 8 * at, line(NUMBER, data));
+        }
+        let receive: Unpack<1> = receive(&bench, NUMBER, &[(MEMORY, 5000)]);
+        read(&bench, &in_device(&bench, receive), 1);
+        bench.run();
+        received(&mut bench, NUMBER, (Status::BAD_RESPONSE, 0), true);
+        bench.check(&format!("{threads} threads, {blocks} blocks"));
     }
 }
 

@@ -104,7 +104,6 @@ impl Bench {
         bench.kernels.copying = Dims::linear(1, threads);
         bench.kernels.patching = Dims::linear(1, threads);
         bench.kernels.wide = Dims::linear(1, threads);
-        bench.kernels.lines = Dims::linear(1, threads);
         bench.aside.write(0, &[GUARD; ASIDE]).unwrap();
         bench.clear();
         bench

@@ -309,7 +309,7 @@ fn each_message_of_a_launch_is_copied_to_its_own_receive() {
                 let to = (bench.addr(TO + i % 5), 7);
                 bench.put(PLACE, &flag::place(number(i), to, room as u64));
                 if i % 5 == 4 {
-                    bench.put64(LOST, 1);
+                    bench.put64(LOST, 13);
                     bench.put64(READY_WORD, word(number(i) + 1, FAILED, 13));
                 }
                 params.push(Direct {

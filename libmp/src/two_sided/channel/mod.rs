@@ -92,7 +92,7 @@ impl Shape {
         self.credits_len() + slot * 2 * PLACE_ROOM
     }
 
-    /// Where the device block has the word that is set when the peer is given up.
+    /// Where the device block has the word that has the status with which the peer was given up, or 0.
     fn lost_at(&self) -> usize {
         self.place_at(self.slots())
     }

@@ -597,7 +597,7 @@ impl SendChannel {
     /// then write into no receive.
     pub fn release(&self, status: Status) {
         if let Some(block) = &self.side.device_block
-            && let Err(e) = block.write(self.shape.lost_at(), &1_u64.to_le_bytes())
+            && let Err(e) = block.write(self.shape.lost_at(), &u64::from(status.0).to_le_bytes())
         {
             tracing::debug!(target: "mp", "kernels do not find the peer lost: {e}");
         }
