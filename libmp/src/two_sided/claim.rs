@@ -116,7 +116,8 @@ impl Engine {
     }
 
     /// Enqueues the wait for a message, behind the wait for the word `posted`, and the kernels that
-    /// take it in; the first one stores the mark. Nothing but the wait for `posted` is enqueued if it is refused and not torn.
+    /// take it in; the first one stores the mark. Nothing but the wait for `posted` is enqueued if it is
+    /// refused and not torn.
     fn enqueue_claim(
         &self,
         state: &mut State,

@@ -40,19 +40,29 @@ pub(super) fn number_others(
 /// Takes [`number_others`] back: no kernel stores the mark.
 #[cold]
 pub(super) fn withdraw_mark(state: &mut State, stream: &Stream, mark: Mark, claimed: u32) {
-    let mut keys = std::mem::take(&mut state.marked);
-    keys.clear();
-    let has = |entry: &Entry| entry.receive().is_some_and(|r| r.reached == Some(mark));
-    let marked = state.requests.iter().filter(|(_, entry)| has(entry));
-    keys.extend(marked.map(|(key, _)| key));
-    for key in &keys {
-        if let Some(receive) = state.requests.receive_mut(*key) {
-            receive.reached = None;
-        }
-    }
+    let keys = receives(state, |_, receive| receive.reached == Some(mark));
     let left = claimed + keys.len() as u32;
+    set_marks(state, &keys, None);
     state.reached.leave_unmarked(stream.id(), left);
     state.marked = keys;
+}
+
+/// The receives for which `is` holds, in the buffer of the state.
+fn receives(state: &mut State, is: impl Fn(&Entry, &Incoming) -> bool) -> Vec<RequestKey> {
+    let mut keys = std::mem::take(&mut state.marked);
+    keys.clear();
+    let all = state.requests.iter();
+    let found = all.filter(|(_, entry)| entry.receive().is_some_and(|receive| is(entry, receive)));
+    keys.extend(found.map(|(key, _)| key));
+    keys
+}
+
+fn set_marks(state: &mut State, keys: &[RequestKey], mark: Option<Mark>) {
+    for key in keys {
+        if let Some(receive) = state.requests.receive_mut(*key) {
+            receive.reached = mark;
+        }
+    }
 }
 
 fn lacks_marks(state: &State, stream: u64, claimed: u32) -> bool {
@@ -76,26 +86,17 @@ fn mark_posted(
     claimed: u32,
     by_kernel: bool,
 ) -> Result<Option<Mark>> {
-    let mut keys = std::mem::take(&mut state.marked);
-    keys.clear();
-    let open = state.requests.iter().filter(|(_, entry)| {
+    let keys = receives(state, |entry, receive| {
         let own = entry.poster.id() == Some(stream.id());
-        let posted =
-            |receive: &Incoming| receive.state == ReceiveState::Posted && receive.reached.is_none();
-        own && entry.receive().is_some_and(posted)
+        own && receive.state == ReceiveState::Posted && receive.reached.is_none()
     });
-    keys.extend(open.map(|(key, _)| key));
     let mark = match keys.is_empty() {
         true => Ok(None),
         false if by_kernel => state.reached.next(stream).map(Some),
         false => state.reached.mark_on(stream),
     };
     if let Ok(mark) = mark {
-        for key in &keys {
-            if let Some(receive) = state.requests.receive_mut(*key) {
-                receive.reached = mark;
-            }
-        }
+        set_marks(state, &keys, mark);
         state.reached.leave_unmarked(stream.id(), claimed);
     }
     state.marked = keys;
