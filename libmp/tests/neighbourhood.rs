@@ -140,46 +140,47 @@ impl Part {
         image
     }
 
-    /// Executes all steps on a stream without a wait of the CPU.
-    fn on_stream(&self, stream: &Stream, from: usize, steps: usize, double: bool) {
+    /// Executes all steps on a stream without a wait of the CPU. `step` enqueues one.
+    fn stepped(&self, stream: &Stream, from: usize, steps: usize, step: impl Fn(usize)) {
         let half = self.half();
         let alloc = || self.ctx.alloc(MemoryKind::Device, half * steps).unwrap();
         let (script, log) = (alloc(), alloc());
-        for step in 0..steps {
-            script.write(step * half, &self.sent(from + step)).unwrap();
+        for i in 0..steps {
+            script.write(i * half, &self.sent(from + i)).unwrap();
         }
         let span = |memory: &Memory, at: usize| memory.region().span(at, half).unwrap();
+        for i in 0..steps {
+            let (to, from) = (span(&self.field, 0), span(&script, i * half));
+            stream.copy(&to, &from).unwrap();
+            step(i);
+            let (to, from) = (span(&log, i * half), span(&self.field, half));
+            stream.copy(&to, &from).unwrap();
+        }
+        self.ctx.synchronize(stream, LIMIT).unwrap();
+        let mut got = vec![0; half];
+        for i in 0..steps {
+            log.read(i * half, &mut got).unwrap();
+            assert!(got == self.received(from + i), "step {}", from + i);
+        }
+    }
+
+    /// Executes all steps by calls on a stream.
+    fn on_stream(&self, stream: &Stream, from: usize, steps: usize, double: bool) {
         let halo = &self.halo;
         if double {
             halo.ready_on(stream).unwrap();
         }
-        for step in 0..steps {
-            let (to, from) = (span(&self.field, 0), span(&script, step * half));
-            stream.copy(&to, &from).unwrap();
+        self.stepped(stream, from, steps, |step| {
             if !double || step + 1 < steps {
                 halo.ready_on(stream).unwrap();
             }
             halo.send_on(stream).unwrap();
             halo.wait_on(stream).unwrap();
-            let (to, from) = (span(&log, step * half), span(&self.field, half));
-            stream.copy(&to, &from).unwrap();
-        }
-        self.ctx.synchronize(stream, LIMIT).unwrap();
-        let mut got = vec![0; half];
-        for step in 0..steps {
-            log.read(step * half, &mut got).unwrap();
-            assert!(got == self.received(from + step), "step {}", from + step);
-        }
+        });
     }
 
-    /// Captures a step into a graph, and launches it for all steps without a wait of the CPU.
+    /// Captures a step into a graph, and launches it for all steps.
     fn replayed(&self, stream: &Stream, from: usize, steps: usize) {
-        let half = self.half();
-        let alloc = || self.ctx.alloc(MemoryKind::Device, half * steps).unwrap();
-        let (script, log) = (alloc(), alloc());
-        for step in 0..steps {
-            script.write(step * half, &self.sent(from + step)).unwrap();
-        }
         stream.begin_capture().unwrap();
         let e = self.halo.send_on(stream).unwrap_err();
         assert_eq!(e.kind(), Kind::NoSuchRequest, "{e}");
@@ -188,20 +189,7 @@ impl Part {
         self.halo.send_on(stream).unwrap();
         self.halo.wait_on(stream).unwrap();
         let graph = stream.end_capture().unwrap();
-        let span = |memory: &Memory, at: usize| memory.region().span(at, half).unwrap();
-        for step in 0..steps {
-            let (to, from) = (span(&self.field, 0), span(&script, step * half));
-            stream.copy(&to, &from).unwrap();
-            graph.launch(stream).unwrap();
-            let (to, from) = (span(&log, step * half), span(&self.field, half));
-            stream.copy(&to, &from).unwrap();
-        }
-        self.ctx.synchronize(stream, LIMIT).unwrap();
-        let mut got = vec![0; half];
-        for step in 0..steps {
-            log.read(step * half, &mut got).unwrap();
-            assert!(got == self.received(from + step), "step {}", from + step);
-        }
+        self.stepped(stream, from, steps, |_| graph.launch(stream).unwrap());
     }
 
     /// Executes steps by the CPU.
