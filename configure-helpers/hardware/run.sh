@@ -133,8 +133,10 @@ ops=send,put,get,put-signal
 bench latency 90 latency --gpu cuda --threads --op $ops --poster stream,cpu -m 8:1Mi -i 200 -x 5
 bench bandwidth 90 bandwidth --gpu cuda --threads --op $ops --poster stream,cpu -m 4Ki:1Mi -i 10 -W 16
 bench bibw 90 bibw --gpu cuda --threads --op $ops --poster stream,cpu -m 4Ki:1Mi -i 10 -W 16
+bench messages-random-nic 90 messages --gpu cuda --threads --messages 20000 -d D
 MP_PATH=ipc
 bench latency-ipc 60 latency --gpu cuda --threads --poster stream -m 8:1Mi -i 200 -x 5 -d D
+bench messages-random 90 messages --gpu cuda --threads --messages 1000000 -d D
 MP_PATH=nic
 bench rate 60 rate --gpu cuda --threads --op $ops --poster stream,cpu -m 8:8 -i 100
 bench pingpong_all 45 pingpong_all --gpu cuda --threads -n 3
