@@ -22,7 +22,7 @@ pub struct On {
 pub type Short = (&'static str, &'static str, fn(&Value, &On));
 
 /// All commands.
-pub const SHORT: [Short; 47] = [
+pub const SHORT: [Short; 48] = [
     ("post", "post --bursts 4", |r, on| post(r, on, 3)),
     (
         "post with messages",
@@ -299,6 +299,14 @@ pub const SHORT: [Short; 47] = [
         names(r, "/figures/names", on);
         ahead(r, [8.0, 16.0]);
     }),
+    (
+        "ahead, in graphs, with receives ahead of their messages",
+        "ahead -m 4096:8192 -i 64 -x 1 --graph --receives-ahead 4",
+        |r, _| {
+            ahead(r, [4096.0, 8192.0]);
+            assert_eq!(r["figures"]["graph"], true);
+        },
+    ),
     (
         "ahead, puts with signals between threads",
         "ahead -m 4000:8000 -i 64 -x 1 --op put-signal --threads",
