@@ -92,9 +92,10 @@ conformance shared-memory 60 'cuda shared memory'
 conformance failures-and-memory 60 'cuda ' --skip program --skip 'waiting streams' \
     --skip killed --skip 'cuda kernel' --skip 'shared memory'
 # Messages: cells that cover the values of their matrix; the ranks are threads that share the GPU,
-# and processes. By the path that the ranks choose, which is mapped memory, and by the NIC.
-step messages 240 "$here/conformance" mp --gpu cuda --color never
-step messages-nic 240 env MP_PATH=nic "$here/conformance" mp --gpu cuda --color never
+# and processes, of which one is killed under messages of each length. By the path that the ranks
+# choose, which is mapped memory, and by the NIC.
+step messages 400 "$here/conformance" mp --gpu cuda --color never
+step messages-nic 400 env MP_PATH=nic "$here/conformance" mp --gpu cuda --color never
 
 # --- speed --------------------------------------------------------------------------------
 
