@@ -18,7 +18,7 @@ pub const STREAMS: usize = 2;
 /// Messages of a batch, of both ranks.
 pub const BATCH: u64 = 256;
 /// Slots of each tag.
-pub const DEPTH: u32 = 32;
+pub const DEPTH: u32 = 64;
 /// Most consecutive messages under a tag in one direction of which the first is not waited for.
 const FLIGHT: usize = DEPTH as usize / 2;
 /// The longest message that does not wait for its receive: the default of contexts.
