@@ -71,7 +71,8 @@ impl Turn {
     }
 }
 
-static KERNELS: KernelImage = gdsync::kernel_image!("mpbench_kernels");
+/// The module of all kernels.
+pub static KERNELS: KernelImage = gdsync::kernel_image!("mpbench_kernels");
 
 /// Launches turns.
 pub struct Turns {

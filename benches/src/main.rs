@@ -21,6 +21,7 @@ mod link;
 mod loopback;
 mod machine;
 mod memory;
+mod messages;
 mod neighbours;
 mod options;
 mod osu;
@@ -66,7 +67,7 @@ Examples:
           options and examples of a command";
 
 /// The commands, in the order of the help text.
-const COMMANDS: [Entry; 27] = [
+const COMMANDS: [Entry; 28] = [
     Entry::of::<pingpong::Options>(),
     Entry::of::<osu::Latency>(),
     Entry::of::<osu::Bandwidth>(),
@@ -85,6 +86,7 @@ const COMMANDS: [Entry; 27] = [
     Entry::of::<write_bw::Options>(),
     Entry::of::<soak::Options>(),
     Entry::of::<verify::Options>(),
+    Entry::of::<messages::Options>(),
     Entry::of::<start::Options>(),
     Entry::of::<footprint::Options>(),
     Entry::of::<write_lat::Options>(),
@@ -139,7 +141,7 @@ const COMMANDS: [Entry; 27] = [
 ];
 
 /// The jobs that processes run as ranks.
-const JOBS: [world::Entry; 13] = [
+const JOBS: [world::Entry; 14] = [
     world::entry::<pingpong::Options>(),
     world::entry::<osu::Play>(),
     world::entry::<osu::pairs::Options>(),
@@ -148,6 +150,7 @@ const JOBS: [world::Entry; 13] = [
     world::entry::<osu::overlap::Options>(),
     world::entry::<producer_consumer::Options>(),
     world::entry::<neighbours::Options>(),
+    world::entry::<messages::Options>(),
     world::entry::<write_bw::Options>(),
     world::entry::<kernel_latency::Options>(),
     world::entry::<write_lat::Options>(),

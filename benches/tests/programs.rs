@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use shared::short::{On, SHORT, WRONG, play as play_short, play_wrong};
+use shared::short::{On, SHORT, WRONG, messages, play as play_short, play_wrong};
 use shared::{Folder, LIMIT, end, json, mpbench, number, text};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -220,6 +220,33 @@ fn one_wrong_bit_is_an_error() {
     }
 }
 
+#[test]
+fn messages_are_compared_by_each_path() {
+    let _alone = alone();
+    let folder = Folder::new("messages");
+    let file = folder.at("r.json");
+    for path in ["ipc", "nic"] {
+        let on = |words: &str| {
+            let mut command = command(&format!("messages --longest 40000 {words}"));
+            end(shared::start(command.env("MP_PATH", path)))
+        };
+        let output = on(&format!("--messages 2000 --seed 9 --json {file}"));
+        assert!(output.status.success(), "{}", text(&output));
+        messages(&json(&file), 2000.0);
+        // The last batch is checked too, and its streams have ended.
+        let output = on("--messages 600 --seed 9 --spoil 599");
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        let wrong = "batch 2, stream ";
+        let message = " of message 599 from rank ";
+        assert!(text(&output).contains(wrong), "{}", text(&output));
+        assert!(text(&output).contains(message), "{}", text(&output));
+    }
+    fails(
+        "messages --messages 10 --spoil 10",
+        "there is no message 10",
+    );
+}
+
 /// A run that takes practically forever.
 const ENDLESS: &str = "pingpong --sizes 64 --iterations 10000000";
 
@@ -302,6 +329,8 @@ fn invalid_options_are_errors() {
         "footprint --ranks 257",
         "write_rate --gpu hip",
         "soak --messages 9",
+        "messages --longest 17Mi",
+        "messages --tags 65",
         "gds_kernel_latency -B 81",
         "gds_kernel_latency -E --memory pinned",
         "gds_poll_lat -p 17",

@@ -92,9 +92,10 @@ conformance shared-memory 60 'cuda shared memory'
 conformance failures-and-memory 60 'cuda ' --skip program --skip 'waiting streams' \
     --skip killed --skip 'cuda kernel' --skip 'shared memory'
 # Messages: cells that cover the values of their matrix; the ranks are threads that share the GPU,
-# and processes. By the path that the ranks choose, which is mapped memory, and by the NIC.
-step messages 240 "$here/conformance" mp --gpu cuda --color never
-step messages-nic 240 env MP_PATH=nic "$here/conformance" mp --gpu cuda --color never
+# and processes, of which one is killed under messages of each length. By the path that the ranks
+# choose, which is mapped memory, and by the NIC.
+step messages 400 "$here/conformance" mp --gpu cuda --color never
+step messages-nic 400 env MP_PATH=nic "$here/conformance" mp --gpu cuda --color never
 
 # --- speed --------------------------------------------------------------------------------
 
@@ -133,8 +134,10 @@ ops=send,put,get,put-signal
 bench latency 90 latency --gpu cuda --threads --op $ops --poster stream,cpu -m 8:1Mi -i 200 -x 5
 bench bandwidth 90 bandwidth --gpu cuda --threads --op $ops --poster stream,cpu -m 4Ki:1Mi -i 10 -W 16
 bench bibw 90 bibw --gpu cuda --threads --op $ops --poster stream,cpu -m 4Ki:1Mi -i 10 -W 16
+bench messages-random-nic 90 messages --gpu cuda --threads --messages 20000 -d D
 MP_PATH=ipc
 bench latency-ipc 60 latency --gpu cuda --threads --poster stream -m 8:1Mi -i 200 -x 5 -d D
+bench messages-random 90 messages --gpu cuda --threads --messages 1000000 -d D
 MP_PATH=nic
 bench rate 60 rate --gpu cuda --threads --op $ops --poster stream,cpu -m 8:8 -i 100
 bench pingpong_all 45 pingpong_all --gpu cuda --threads -n 3

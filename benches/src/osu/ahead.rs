@@ -215,7 +215,8 @@ pub struct Options {
     /// Runs the ranks as threads of this process.
     #[arg(long)]
     threads: bool,
-    /// Captures the rounds of a batch into a graph, and measures its launches; with mapped memory only.
+    /// Captures the rounds of a batch into a graph, with the receives that are ahead of them, and
+    /// measures its launches; with mapped memory only.
     #[arg(long)]
     graph: bool,
     #[command(flatten)]

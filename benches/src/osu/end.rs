@@ -392,12 +392,14 @@ impl<'e> End<'e> {
         Ok(elapsed)
     }
 
-    /// Captures `count` rounds into a graph. A stream of the GPU may not wait meanwhile.
+    /// Captures `count` rounds into a graph, with their receives: captured sends match no others. A stream
+    /// of the GPU may not wait meanwhile.
     pub fn capture(
         &mut self,
         count: u64,
         mut round: impl FnMut(&mut Self) -> Result<()>,
     ) -> Result<Graph> {
+        (self.ahead.left, self.ahead.count) = (count, 0);
         self.stream.begin_capture()?;
         let captured = (0..count).try_for_each(|_| round(self));
         let graph = self.stream.end_capture();
@@ -414,12 +416,16 @@ impl<'e> End<'e> {
         graph: Option<&Graph>,
         mut round: impl FnMut(&mut Self) -> Result<()>,
     ) -> Result<()> {
-        self.ahead.left = count + 1;
+        // The receives of a graph are in it.
+        self.ahead.left = if graph.is_some() { 1 } else { count + 1 };
         timer.gate.close(&self.stream)?;
         round(self)?;
         timer.stamp(&self.stream, 0)?;
         match graph {
-            Some(graph) => graph.launch(&self.stream)?,
+            Some(graph) => {
+                graph.launch(&self.stream)?;
+                self.ahead.count = count as usize;
+            }
             None => (0..count).try_for_each(|_| round(self))?,
         }
         timer.stamp(&self.stream, 1)?;

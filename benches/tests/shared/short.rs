@@ -22,7 +22,7 @@ pub struct On {
 pub type Short = (&'static str, &'static str, fn(&Value, &On));
 
 /// All commands.
-pub const SHORT: [Short; 46] = [
+pub const SHORT: [Short; 48] = [
     ("post", "post --bursts 4", |r, on| post(r, on, 3)),
     (
         "post with messages",
@@ -68,6 +68,14 @@ pub const SHORT: [Short; 46] = [
             assert_eq!(number(r, by), number(r, "/figures/bytes"), "{r:#}");
         }
     }),
+    (
+        "messages",
+        "messages --messages 1500 --longest 40000",
+        |r, on| {
+            names(r, "/figures/names", on);
+            messages(r, 1500.0);
+        },
+    ),
     ("write_rate", "write_rate --messages 20000", |r, on| {
         names(r, "/figures/names", on);
         assert!(number(r, "/figures/spot_checks") > 0.0);
@@ -292,6 +300,14 @@ pub const SHORT: [Short; 46] = [
         ahead(r, [8.0, 16.0]);
     }),
     (
+        "ahead, in graphs, with receives ahead of their messages",
+        "ahead -m 4096:8192 -i 64 -x 1 --graph --receives-ahead 4",
+        |r, _| {
+            ahead(r, [4096.0, 8192.0]);
+            assert_eq!(r["figures"]["graph"], true);
+        },
+    ),
+    (
         "ahead, puts with signals between threads",
         "ahead -m 4000:8000 -i 64 -x 1 --op put-signal --threads",
         |r, _| ahead(r, [4000.0, 8000.0]),
@@ -352,13 +368,17 @@ pub fn play((name, words, holds): &Short, on: &On) {
 }
 
 /// Commands with an injected error, and the message that they must print.
-pub const WRONG: [(&str, &str); 10] = [
+pub const WRONG: [(&str, &str); 11] = [
     (
         "pingpong --sizes 64 --iterations 20 --threads --corrupt 9",
         "byte 32 of message 9 from rank 1",
     ),
     ("verify --messages 300 --spoil 200", "wrong bytes"),
     ("soak --messages 20000 --leak 8", "the heap grew"),
+    (
+        "messages --messages 600 --longest 5000 --threads --spoil 400",
+        "1 wrong bytes: the first is byte ",
+    ),
     (
         "bandwidth -m 64:64 -W 3 -i 1 -x 3 --threads --corrupt 2",
         "wrong bytes in round 2: byte 32 is ",
@@ -519,6 +539,26 @@ fn ahead(report: &Value, sizes: [f64; 2]) {
         assert_eq!(number(row, "/sleeping_ns/count"), 1.0);
         assert!(number(row, "/ratio") > 0.0, "{row:#}");
     }
+}
+
+/// Of a program of `messages` of lengths up to 40000 bytes.
+pub fn messages(report: &Value, messages: f64) {
+    let figure = |name: &str| number(report, &format!("/figures/{name}"));
+    assert_eq!(figure("messages"), messages);
+    assert_eq!(figure("tags"), 8.0);
+    assert_eq!(figure("before") + figure("after"), messages);
+    for some in ["before", "after", "lengths"] {
+        assert!(figure(some) > messages / 5.0, "{report:#}");
+    }
+    let by_rank = |name: &str| -> f64 {
+        let of = |rank| number(report, &format!("/figures/by_rank/{rank}/counts/{name}"));
+        of(0) + of(1)
+    };
+    assert_eq!(by_rank("received"), figure("bytes"));
+    // Two streams of each rank.
+    let batches = (messages / 256.0).ceil();
+    let all = by_rank("received") + by_rank("beside");
+    assert_eq!(all, batches * 4.0 * 643_072.0);
 }
 
 fn overlap(report: &Value, count: usize) {

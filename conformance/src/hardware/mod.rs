@@ -38,7 +38,7 @@ use libtest_mimic::{Arguments, Failed};
 use crate::rig::verdict::{Verdict, text};
 use crate::rig::{Rig, Runtime};
 use faults::PATHS;
-use mp::{lost, processes};
+use mp::{killed, lost, processes};
 use suite::Suite;
 
 /// The variable with the number of hardware channels of a context.
@@ -108,6 +108,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
         shared::ROLE => shared::child_main(arguments),
         processes::ROLE => processes::child_main(arguments),
         lost::ROLE => lost::child_main(arguments),
+        killed::ROLE => killed::child_main(arguments),
         mp::graphs::ROLE => mp::graphs::child_main(arguments),
         other => Err(format!("no role {other}").into()),
     };

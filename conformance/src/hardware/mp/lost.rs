@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use gdsync::gpu::Stream;
 use mp::{Bootstrap, Connect, Context, Kind};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -19,18 +20,18 @@ use crate::rig::{Runtime, finish};
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp-lost";
 
-const RANKS: u32 = 3;
+pub(super) const RANKS: u32 = 3;
 /// The rank that is killed.
-const VICTIM: u32 = 1;
+pub(super) const VICTIM: u32 = 1;
 /// The line that a rank prints when it exchanges messages.
-const GOING: &str = "going";
+pub(super) const GOING: &str = "going";
 
 /// Tags before and after the loss.
-const BEFORE: u32 = 100;
-const AFTER: u32 = 200;
+pub(super) const BEFORE: u32 = 100;
+pub(super) const AFTER: u32 = 200;
 
 /// Timeout of a message that neither a NIC nor a rank answers.
-const TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +47,11 @@ pub enum Failure {
 /// # Errors
 /// The failures of the remaining ranks.
 pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
-    let mut all = Ranks::start(ROLE, runtime, [RANKS, gpus], "")?;
+    fail(Ranks::start(ROLE, runtime, [RANKS, gpus], "")?, failure)
+}
+
+/// Makes a rank fail when all exchange messages, and waits until the others are done.
+pub(super) fn fail(mut all: Ranks, failure: Failure) -> Verdict {
     let deadline = Instant::now() + 3 * time_limit();
     // Waits until `ranks` ranks have printed the line.
     let await_lines = |all: &Ranks, wanted: &str, ranks: u32| -> Verdict {
@@ -100,19 +105,37 @@ pub fn child_main(arguments: &[String]) -> Verdict {
             println!("{GOING}");
         }
     };
-    let named = (failed.rank(), matches!(failed.kind(), Kind::PeerFailed(_)));
-    ensure(named == (Some(VICTIM), true), || format!("{failed:?}"))?;
-    finish(&pairs[0].stream, "the stream of the one that died")?;
-    ensure(ctx.error().is_some(), || "no error word".to_owned())?;
-    ensure(ctx.stuck().is_empty(), || format!("{:?}", ctx.stuck()))?;
-    let agreed = ctx.agree(rank.into(), time_limit())?;
-    ensure((&agreed.lost[..], agreed.value) == (&[VICTIM], 2), || {
-        format!("{agreed:?}")
-    })?;
+    continues(&ctx, &failed, &pairs[0].stream, true)?;
     let friends = Pair::all(&ctx, others.filter(|other| *other != VICTIM), AFTER)?;
     for batch in 0..8 {
         exchange(&friends, batch)?;
     }
+    leave(&ctx)
+}
+
+/// The failure names the victim, the stream of its messages passes, and the survivors agree.
+/// `in_flight`: a request has failed, not a call.
+pub(super) fn continues(
+    ctx: &Context,
+    failed: &mp::Error,
+    stream: &Stream,
+    in_flight: bool,
+) -> Verdict {
+    let named = (failed.rank(), matches!(failed.kind(), Kind::PeerFailed(_)));
+    ensure(named == (Some(VICTIM), true), || format!("{failed:?}"))?;
+    finish(stream, "the stream of the one that died")?;
+    ensure(ctx.error().is_some() || !in_flight, || {
+        "no error word".to_owned()
+    })?;
+    ensure(ctx.stuck().is_empty(), || format!("{:?}", ctx.stuck()))?;
+    let agreed = ctx.agree(ctx.rank().into(), time_limit())?;
+    ensure((&agreed.lost[..], agreed.value) == (&[VICTIM], 2), || {
+        format!("{agreed:?}")
+    })
+}
+
+/// Closes the context of a survivor.
+pub(super) fn leave(ctx: &Context) -> Verdict {
     // Requests that were dropped have failed.
     if let Err(e) = ctx.close(time_limit()) {
         ensure(e.rank() == Some(VICTIM), || format!("{e:?}"))?;

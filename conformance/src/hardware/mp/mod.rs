@@ -4,12 +4,13 @@
 //!
 //! `cells` lists the settings and their valid combinations. `run` runs the ranks of a cell as
 //! threads of this process, `processes` as processes that `launch` starts. In `lost` one rank dies
-//! or stops, and the others continue. `windows` has the one-sided operations,
+//! or stops, and the others continue; in `killed` it dies under messages of each length. `windows` has the one-sided operations,
 //! `collectives` the calls of all ranks, `words` the waits for words, `graphs` the messages in graphs.
 
 mod cells;
 mod collectives;
 pub(super) mod graphs;
+pub(super) mod killed;
 mod launch;
 pub(super) mod lost;
 pub(super) mod processes;
@@ -141,6 +142,18 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
             suite.add(runtime, format!("processes: a rank is {what}"), move || {
                 lost::lost(runtime, gpus, failure)
             });
+        }
+        let lengths = match runtime == Runtime::Cuda || choice.whole {
+            true => &killed::LENGTHS[..],
+            false => &killed::FEW,
+        };
+        for &len in lengths {
+            for (victim, (what, _, _)) in killed::VICTIMS.iter().enumerate() {
+                let title = format!("processes: a rank that {what} {len} bytes is killed");
+                suite.add(runtime, title, move || {
+                    killed::killed(runtime, gpus, len, victim)
+                });
+            }
         }
     }
     let (mine, others) = match (&choice.cell, choice.whole) {
