@@ -174,11 +174,11 @@ GDS_DEVICE void direct(const Direct& p) {
     const Departure d = answer.departure;
     const u64 to = answer.to;
     // Behind the earlier work: the loss of the peer may have ended that. Each thread looks, without a barrier.
-    const bool good = d.status == kSuccess && gds::load_relaxed_sys(word_at(p.lost)) == 0;
+    auto here = [&] { return d.status == kSuccess && gds::load_relaxed_sys(word_at(p.lost)) == 0; };
     const Room r{p.room, static_cast<u32>(p.number), static_cast<u32>(p.number >> 32)};
     bool all_good = true;
     const u32 done = for_shares(shares, [&](Share share, u32 i) {
-        if (good) copy(to, p.from, p.len, share);
+        const bool good = copy_if(to, p.from, p.len, share, here);
         all_good = blockDim.x > 1 ? __syncthreads_or(!good) == 0 : good;
         if (!all_good) return;
         if (i == 0) show(p, r, shares);

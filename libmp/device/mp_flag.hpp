@@ -71,6 +71,11 @@ GDS_DEVICE u64 eight(const unsigned char* from, u64 n) {
     return data;
 }
 
+// As `eight`, with one load for a whole word: `from` is a multiple of 8.
+GDS_DEVICE u64 load_eight(u64 from, u64 n) {
+    return __builtin_expect(n >= 8, 1) ? *word_at(from) : eight(reinterpret_cast<const unsigned char*>(from), n);
+}
+
 // Writes `len` bytes of payload into lines, and flags without data behind them up to line `last`. Lines
 // are written by twos.
 GDS_DEVICE void write_lines(u64* lines, u32 flag, u64 from, u64 len, u64 last, Share s) {
@@ -101,6 +106,35 @@ GDS_DEVICE void write_lines(u64* lines, u32 flag, u64 from, u64 len, u64 last, S
     }
 }
 
+// The parts of a thread, of 8 bytes each, of a message that a sender writes in lines: at most two. Made before the
+// kernel waits, so that addresses and conditions are in registers behind the wait.
+struct Parts {
+    const u64 index, at, next;
+    const u64 from, len;
+    u64* const lines;
+    const bool all;  // no thread has more parts
+
+    GDS_DEVICE Parts(u64 source, u64 bytes, u64* to, u32 shares)
+        : index(blockIdx.x * blockDim.x + threadIdx.x),
+          at(8 * index),
+          next(8ull * shares * blockDim.x),
+          from(source + at),
+          len(bytes),
+          lines(to + 2 * index),
+          all(shares <= gridDim.x && (source & 7) == 0 && bytes <= 2 * next) {}
+
+    // Writes the head, by one thread, and the parts.
+    GDS_DEVICE void write(const Room& r, u32 head) const {
+        if (index == 0) write_head(r, head);
+        const bool both = at + next < len;
+        // The loads overlap.
+        const u64 first = load_eight(from, len - least(at, len));
+        const u64 second = both ? load_eight(from + next, len - at - next) : 0;
+        if (at < len) write_two(lines, r.low, first);
+        if (both) write_two(lines + next / 4, r.low, second);
+    }
+};
+
 // Shows a message that is copied to the memory of its receive in so many shares.
 GDS_DEVICE void write_elsewhere(const Room& r, u64 len, u32 shares) {
     write_two(r.lines(), r.low, len);
@@ -123,8 +157,8 @@ GDS_DEVICE u64 word_in_room(const Room& r) {
 }
 
 // Waits until the lines of all blocks of the sender show that their parts are in place. `stop` ends
-// the wait; false: it did, or the room has fewer lines than the sender claims. A system fence must follow, before
-// the bytes or the end of the message; one thread executes it behind a barrier.
+// the wait; false: it did, or the room has fewer lines than the sender claims. Each load acquires what its block of the
+// sender has written; behind a barrier, the threads of this block have the whole message.
 template <class Stop>
 GDS_DEVICE bool await_blocks(const Room& r, u64 room_lines, Share s, Stop stop) {
     const u32 blocks = data_of(gds::load_relaxed_sys(r.head())) & ~kElsewhere;
@@ -133,7 +167,7 @@ GDS_DEVICE bool await_blocks(const Room& r, u64 room_lines, Share s, Stop stop) 
     bool stopped = false;
     GDS_NO_UNROLL
     for (u32 i = s.first; i < blocks && !stopped; i += s.step) {
-        GDS_SPIN_UNTIL(flag_of(gds::load_relaxed_sys(lines + i)) == r.low || (stopped = stop()), 0);
+        GDS_SPIN_UNTIL(flag_of(gds::load_acquire_sys(lines + i)) == r.low || (stopped = stop()), 0);
     }
     return !stopped;
 }

@@ -3,6 +3,7 @@
 // Each replay of a graph moves one message, whose number is in a word of the own end: the kernel that ends
 // the message there adds 1 to it. Replays of a graph run one after the other, so this word needs no order
 // beyond that of the kernels. A kernel that succeeds stores nothing to host memory.
+#include "mp_parts.hpp"
 #include "mp_unpack.hpp"
 
 namespace mp {
@@ -117,7 +118,13 @@ class Watch {
     template <class Arrived>
     GDS_DEVICE bool wait(Arrived arrived) {
         bool stopped = false;
-        auto over = [&] { return arrived() || (stopped = lost()); };
+        spin([&] { return arrived() || (stopped = lost()); });
+        return !stopped || arrived();
+    }
+
+    // Evaluates a condition until it holds, which looks for a loss itself.
+    template <class Over>
+    GDS_DEVICE void spin(Over over) {
 #if defined(GDS_SOFT)
         // A thread of the soft GPU runs only when memory has changed, or at its time limit.
         if (!GDS_SPIN_UNTIL(over(), leads ? end.limit : 0)) {
@@ -127,7 +134,6 @@ class Watch {
 #else
         GDS_SPIN_UNTIL(over(), 0);
 #endif
-        return !stopped || arrived();
     }
 
    private:
@@ -172,6 +178,7 @@ GDS_DEVICE void write(const Write& p) {
     start_next();
     const u64 n = number(p.end);
     const Room r = room(p.rooms, n);
+    const Parts parts(p.from, p.len, r.lines(), static_cast<u32>(p.end.shares));
     if (threadIdx.x == 0) {
         // The message before in the slot.
         const u64 before = n - p.rooms.slots;
@@ -181,6 +188,13 @@ GDS_DEVICE void write(const Write& p) {
     if (blockDim.x > 1) __syncthreads();
     gds::await_earlier_work();
     const bool good = open != 0;
+    if (__builtin_expect(good && parts.all, 1)) {
+        parts.write(r, static_cast<u32>(p.len));
+        // As below.
+        if (blockDim.x > 1) __syncthreads();
+        if (threadIdx.x == 0) end_replay(p.end, n, 1, false, p.len);
+        return;
+    }
     if (good && blockIdx.x == 0 && threadIdx.x == 0) write_head(r, static_cast<u32>(p.len));
     const u32 done = for_shares(static_cast<u32>(p.end.shares), [&](Share all, u32) {
         if (good) write_lines(r.lines(), r.low, p.from, p.len, 0, all);
@@ -205,7 +219,6 @@ GDS_DEVICE void copy_to_place(const Copy& p) {
     if (blockIdx.x >= p.end.shares) return;
     GDS_SHARED(u64, to);
     start_next();
-    const bool first = blockIdx.x == 0;
     const u32 shares = static_cast<u32>(p.end.shares);
     const u64 n = number(p.end);
     const Room r = room(p.rooms, n);
@@ -216,27 +229,23 @@ GDS_DEVICE void copy_to_place(const Copy& p) {
     }
     if (blockDim.x > 1) __syncthreads();
     gds::await_earlier_work();
-    // The memory of a peer that was given up may have another use. Behind the earlier work: the loss may
-    // have ended that.
-    if (threadIdx.x == 0 && gds::load_acquire_sys(&words(p.end)->lost) != 0) to = 0;
-    if (blockDim.x > 1) __syncthreads();
     const u64 target = to;
-    const bool good = target != 0;
-    if (good && first && threadIdx.x == 0) {
-        // The receive is posted, so the messages before were taken.
-        write_elsewhere(r, p.len, shares);
-    }
+    // The memory of a peer that was given up may have another use. Behind the earlier work: the loss may
+    // have ended that. Each thread looks, without a barrier.
+    auto here = [&] { return target != 0 && gds::load_relaxed_sys(&words(p.end)->lost) == 0; };
+    bool all_good = true;
     const u32 done = for_shares(shares, [&](Share all, u32 share) {
-        if (!good) return;
-        copy(target, p.from, p.len, all);
-        if (blockDim.x > 1) __syncthreads();
-        if (threadIdx.x != 0) return;
+        const bool good = copy_if(target, p.from, p.len, all, here);
+        all_good = blockDim.x > 1 ? __syncthreads_or(!good) == 0 : good;
+        if (!all_good || threadIdx.x != 0) return;
+        // The receive is posted, so the messages before were taken.
+        if (share == 0) write_elsewhere(r, p.len, shares);
         gds::fence_sys();
         gds::store_whole_sys(r.lines() + kLengthLines + share, line(r.low, 0));
     });
     // The next task of the block stores `to` again.
     if (blockDim.x > 1) __syncthreads();
-    if (threadIdx.x == 0) end_replay(p.end, n, done, !good, p.len);
+    if (threadIdx.x == 0) end_replay(p.end, n, done, !all_good, p.len);
 }
 
 // Returns the word of the message in the room to all threads; 0: the peer was given up before. Each thread
@@ -275,6 +284,29 @@ GDS_DEVICE u64 await_head(const End& e, const Room& r, [[maybe_unused]] const u6
     return seen == kNone ? 0 : seen;
 }
 
+// A receive, for mp_parts.hpp.
+struct Usual {
+    const Take& p;
+    u64 number;
+
+    GDS_DEVICE Room room() const { return replay::room(p.rooms, number); }
+    GDS_DEVICE u64 room_lines() const { return p.rooms.stride / sizeof(u64) - kHeadLines; }
+    GDS_DEVICE const u64* lines() const { return room().lines(); }
+    GDS_DEVICE u64 lines_len() const { return p.bytes; }
+    GDS_DEVICE u32 mark() const { return 0; }
+    GDS_DEVICE u32 shares() const { return static_cast<u32>(p.end.shares); }
+    GDS_DEVICE u64 to() const { return p.to; }
+    GDS_DEVICE u64 capacity() const { return p.capacity; }
+};
+
+// Ends the message at the receiver, by one thread of each block, as `end_replay`.
+GDS_DEVICE void end_take(const Take& p, u64 number, bool placed, u32 done, bool bad, u64 len) {
+    if (!end_replay(p.end, number, done, bad, len)) return;
+    // A kernel of the sender polls this word in its own device memory. All threads have read the lines. The
+    // sender of a message to the memory of its receive waits for the next place instead.
+    if (!placed) gds::store_whole_sys(word_at(p.credit), number);
+}
+
 // The receiver's kernel: waits for the message and takes it in.
 GDS_DEVICE void take(const Take& p) {
     if (blockIdx.x >= p.end.shares) return;
@@ -283,6 +315,18 @@ GDS_DEVICE void take(const Take& p) {
     const Room r = room(p.rooms, n);
     const u32 shares = static_cast<u32>(p.end.shares);
     const u64 most = least(p.capacity, p.bytes);
+    const bool large = p.capacity > p.bytes;
+    const Usual wanted{p, n};
+    if (gridDim.x >= shares && (large ? shares == 1 : has_parts(wanted, 2))) {
+        Watch watch(p.end);
+        auto wait = [&](auto come) { watch.spin(come); };
+        auto stop = [&](bool here) { return (threadIdx.x == 0 || here) && watch.lost(); };
+        auto close = [&](bool placed, u64 len) { end_take(p, n, placed, 1, false, len); };
+        const bool taken = large                  ? take_parts<true, 1>(wanted, wait, stop, close)
+                           : has_parts(wanted, 1) ? take_parts<false, 1>(wanted, wait, stop, close)
+                                                  : take_parts<false, 2>(wanted, wait, stop, close);
+        if (taken) return;
+    }
     const u64 mine = blockIdx.x * blockDim.x + threadIdx.x;
     gds::Two ahead = none(r.low);
     const u64 w = await_head(p.end, r, 8 * mine < most ? r.lines() + 2 * mine : nullptr, ahead);
@@ -305,20 +349,13 @@ GDS_DEVICE void take(const Take& p) {
         for_shares(shares, [&](Share, u32) { done++; });
         if (word.kind == kPlaced && word.len <= p.capacity) {
             const Share all{threadIdx.x, blockDim.x};
-            const u64 room_lines = p.rooms.stride / sizeof(u64) - kHeadLines;
             bad = blockIdx.x == 0;
             GDS_NO_UNROLL
-            for (u32 turn = 0; bad && turn < 2; turn++) bad = !await_blocks(r, room_lines, all, lost);
+            for (u32 turn = 0; bad && turn < 2; turn++) bad = !await_blocks(r, wanted.room_lines(), all, lost);
         }
     }
     bad = blockDim.x > 1 ? __syncthreads_or(bad) != 0 : bad;
-    if (threadIdx.x != 0) return;
-    // As `await_blocks` requires.
-    if (word.kind == kPlaced) gds::fence_sys();
-    if (!end_replay(p.end, n, done, bad, word.len)) return;
-    // A kernel of the sender polls this word in its own device memory. All threads have read the lines. The
-    // sender of a message to the memory of its receive waits for the next place instead.
-    if (word.kind == kFlagged) gds::store_whole_sys(word_at(p.credit), n);
+    if (threadIdx.x == 0) end_take(p, n, word.kind == kPlaced, done, bad, word.len);
 }
 
 template <u32 Capacity>

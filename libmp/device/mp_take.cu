@@ -1,6 +1,7 @@
 // The receiver's kernel of the usual message: it polls a flagged room, and its receive has one segment
 // and ends in device memory. The code of a message in lines comes first and is short, because a kernel
 // that starts loads it; mp_unpack.cu has the general form.
+#include "mp_parts.hpp"
 #include "mp_unpack.hpp"
 
 namespace mp {
@@ -24,96 +25,48 @@ GDS_DEVICE void store_mark(const Unpack<1>& p) {
     gds::store_whole_sys(word_at(p.mark), p.marked);
 }
 
-// Where the message of a receive is, as a rule: in the room, in the long room, or in the memory of the receive.
-enum Where { kInRoom, kInLong, kInPlace };
+// A receive, for mp_parts.hpp.
+struct Usual {
+    const Unpack<1>& p;
 
-// Takes in a message of which each thread looks for at most one part: 8 bytes in lines, or the line of a block of
-// the sender. All that does not depend on the message is computed before the wait, because the sender's latency
-// includes what is behind it. False: the message is another one, or the memory of the receive is not aligned.
-template <Where where>
-GDS_DEVICE bool take_parts(const Unpack<1>& p) {
-    constexpr bool wide = where == kInLong, large = where == kInPlace;
-    GDS_SHARED(u32, other);
-    volatile u32* stop = &other;
-    const Room r = room(p);
-    const u32 index = wide ? blockIdx.x * blockDim.x + threadIdx.x : threadIdx.x;
-    const u64 at = 8ull * index, to = p.segment[0].addr + at;
-    const u64* lines = wide ? word_at(p.long_room) : r.lines();
-    const u64 high = line(r.low, r.high), room_len = wide ? p.long_len : p.slot;
-    const u64 most = least(least(p.capacity, room_len), 8ull * (wide ? p.shares : 1) * blockDim.x);
-    // The first two lines of the payload have the length of a message elsewhere.
-    const u64* shown = r.lines() + kLengthLines + index;
-    // At least as many as a sender has (Direct::MOST_SHARES).
-    constexpr u32 kMostBlocks = 64;
-    const u32 most_blocks = blockDim.x < kMostBlocks ? blockDim.x : kMostBlocks;
-    const bool shows = large && index < most_blocks && kLengthLines + index < room_lines(p);
-    const bool has = at < most || (large && index == 0);
-    if (threadIdx.x == 0) *stop = 0;
-    if (blockDim.x > 1) __syncthreads();
-    u32 looks = 0, blocks = 0;
-    u64 len = ~0ull, shown_line = line(~r.low, 0);
-    gds::Two v = none(r.low);
-    auto come = [&] {
-        const gds::Two head = gds::load_two_relaxed_sys(r.head());
-        if (has) v = gds::load_two_relaxed_sys(lines + 2 * index);
-        if (large && shows) shown_line = gds::load_relaxed_sys(shown);
-        const bool here = flag_of(head.low) == r.low && head.high == high;
-        if (large && here && (data_of(head.low) & kElsewhere) != 0) {
-            blocks = data_of(head.low) & ~kElsewhere;
-            if (blocks > most_blocks) return true;
-            if ((index >= blocks || flag_of(shown_line) == r.low) && (index != 0 || have(v, r.low))) return true;
-        } else if (here) {
-            // A message in other lines seems to be too long.
-            len = data_of(head.low) ^ (wide ? kLong : 0);
-            if (len > most || at >= len || have(v, r.low)) return true;
-        }
-        // A thread whose line is missing looks for a failure itself: the first thread may have left the loop.
-        const bool looks_aside = threadIdx.x == 0 || here;
-        if (looks_aside && ++looks % kLooks == 0 && reached(gds::load_acquire_sys(word_at(p.word)), seq(p))) *stop = 1;
-        if (*stop == 0) return false;
-        len = ~0ull;
-        blocks = large ? ~0u : 0;
-        return true;
-    };
-    GDS_SPIN_UNTIL(come(), 0);
-    gds::await_earlier_work();
-    const bool placed = large && blocks != 0;
-    bool good = placed ? blocks <= most_blocks : len <= most && (to & 7) == 0;
-    if (placed && index == 0) {
-        len = data_of(v);
-        good = good && len <= p.capacity && p.staging == 0;
-    } else if (!placed && good && at + 8 <= len) {
-        *word_at(to) = data_of(v);
-    } else if (!placed && good && at < len) {
-        store_eight(p.segment[0].addr, 0, len, at, data_of(v));
-    }
-    const bool bad = blockDim.x > 1 ? __syncthreads_or(!good) != 0 : !good;
-    if (bad) return false;
-    if (threadIdx.x != 0) return true;
-    Arrival a{kSuccess, len, 0};
-    a.elsewhere = placed;
-    bool any_bad = false;
-    if (!close_shares(p, a, 1, any_bad)) return true;
-    if (any_bad) {
-        end(p, 0, a, true);
-        return true;
-    }
-    return_credit(p);
-    succeed(p, len);
-    return true;
-}
+    GDS_DEVICE bool wide() const { return p.shares > 1; }
+    GDS_DEVICE Room room() const { return mp::room(p); }
+    GDS_DEVICE u64 room_lines() const { return mp::room_lines(p); }
+    GDS_DEVICE const u64* lines() const { return wide() ? word_at(p.long_room) : room().lines(); }
+    GDS_DEVICE u64 lines_len() const { return wide() ? p.long_len : p.slot; }
+    GDS_DEVICE u32 mark() const { return wide() ? kLong : 0; }
+    GDS_DEVICE u32 shares() const { return p.shares; }
+    GDS_DEVICE u64 to() const { return p.segment[0].addr; }
+    GDS_DEVICE u64 capacity() const { return p.capacity; }
+};
 
 GDS_DEVICE void take(const Unpack<1>& p) {
     if (blockIdx.x >= p.shares) return;
     start_next();
     store_mark(p);
     const bool wide = p.shares > 1;
-    // If a thread may have several parts, the way below is faster.
-    const bool each = 8ull * p.shares * blockDim.x >= least(p.capacity, wide ? p.long_len : p.slot);
-    if (gridDim.x >= p.shares && each) {
-        const bool taken = wide                    ? take_parts<kInLong>(p)
-                           : p.capacity > p.slot ? take_parts<kInPlace>(p)
-                                                 : take_parts<kInRoom>(p);
+    const bool large = !wide && p.capacity > p.slot;
+    const Usual wanted{p};
+    // If a thread may have more parts, the way below is faster. It also moves a message out of the staging memory.
+    if (gridDim.x >= p.shares && (large ? p.staging == 0 : has_parts(wanted, 2))) {
+        u32 looks = 0;
+        auto wait = [](auto come) { GDS_SPIN_UNTIL(come(), 0); };
+        // A thread whose line is missing looks for a failure itself: the first thread may have left the loop.
+        auto stop = [&](bool here) {
+            if ((threadIdx.x != 0 && !here) || ++looks % kLooks != 0) return false;
+            return reached(gds::load_acquire_sys(word_at(p.word)), seq(p));
+        };
+        auto close = [&](bool, u64 len) {
+            const Arrival a{kSuccess, len, 0};
+            bool bad = false;
+            if (!close_shares(p, a, 1, bad)) return;
+            if (__builtin_expect(bad, 0)) return end(p, 0, a, true);
+            return_credit(p);
+            succeed(p, len);
+        };
+        const bool taken = large                  ? take_parts<true, 1>(wanted, wait, stop, close)
+                           : has_parts(wanted, 1) ? take_parts<false, 1>(wanted, wait, stop, close)
+                                                  : take_parts<false, 2>(wanted, wait, stop, close);
         if (taken) return;
     }
     const u32 number = seq(p);
@@ -158,10 +111,7 @@ GDS_DEVICE void take(const Unpack<1>& p) {
             // Each thread has waited for some of the blocks.
             if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
         }
-        if (!bad && !a.lines && a.from != 0) {
-            if (a.elsewhere) gds::fence_sys();
-            copy_rest(p.segment[0].addr, a.from, a.len);
-        }
+        if (!bad && !a.lines && a.from != 0) copy_rest(p.segment[0].addr, a.from, a.len);
     }
     if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
     if (threadIdx.x == 0 && close_shares(p, a, done, bad)) end(p, w, a, bad);

@@ -44,10 +44,7 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     } else if (leads && a.elsewhere) {
         bad = !await_blocks(room(p), room_lines(p), {threadIdx.x, blockDim.x}, failed);
         if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
-        if (!bad && a.from != 0) {
-            gds::fence_sys();
-            scatter(p, a.from, a.len);
-        }
+        if (!bad && a.from != 0) scatter(p, a.from, a.len);
     } else if (leads && a.status == kSuccess && !a.lines && a.from != 0) {
         if (a.from == p.payload && early.holds(a.len)) {
             early.store(p.segment[0].addr, a.len);

@@ -263,8 +263,7 @@ GDS_DEVICE bool close_shares(const Unpack<Capacity>& p, const Arrival& a, u32 do
     if (p.ended != 0 && blockIdx.x == 0 && a.status == kSuccess) {
         gds::store_whole_sys(word_at(p.ended) + 1, ended(a.status, a.len));
     }
-    // The sender wrote the bytes of a message elsewhere before the lines that this block has seen.
-    if ((p.waits & kHost) != 0 || a.elsewhere) {
+    if (__builtin_expect((p.waits & kHost) != 0, 0)) {
         gds::fence_sys();
     } else if (done == p.shares && p.ended != 0) {
         gds::fence_gpu();

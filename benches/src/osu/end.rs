@@ -29,6 +29,8 @@ const ANSWER_BYTES: usize = 4;
 const BLANK: u8 = 0xee;
 /// Bytes behind a payload, which nothing may write.
 const GUARD: usize = 64;
+/// Buffers begin at multiples of this, as those of allocators for GPUs do.
+const ALIGN: usize = 256;
 
 /// An end of a pair of ranks. Each rank's memory has a payload to send, a payload to receive, a
 /// signal of each rank, an answer to send and one to receive, and further payloads to receive if
@@ -138,9 +140,9 @@ impl<'e> End<'e> {
         common: &Common,
         ahead: usize,
     ) -> Result<End<'e>> {
-        let most = usize::try_from(common.sizes.max)?.next_multiple_of(GUARD) + GUARD;
+        let most = (usize::try_from(common.sizes.max)? + GUARD).next_multiple_of(ALIGN);
         let ranks = context.size() as usize;
-        let all = 2 * most + (8 * ranks + 2 * ANSWER_BYTES).next_multiple_of(GUARD) + ahead * most;
+        let all = 2 * most + (8 * ranks + 2 * ANSWER_BYTES).next_multiple_of(ALIGN) + ahead * most;
         let memory = context.alloc(common.setup.memory(&endpoint.gpu), all)?;
         Ok(End {
             window: context.window(&memory)?,

@@ -227,9 +227,8 @@ fn message_is_in_the_memory_of_its_receive() {
 }
 
 #[test]
-fn message_in_the_memory_of_its_receive_needs_its_fences() {
+fn message_in_the_memory_of_its_receive_needs_the_fence_of_its_sender() {
     direct(Defect::NoFence("Direct"));
-    direct(Defect::NoFence("Take"));
 }
 
 /// One room, so that the second message waits for the first.
@@ -343,9 +342,9 @@ fn replayed_message_is_in_the_memory_of_its_receive() {
 }
 
 #[test]
-fn replayed_message_in_the_memory_of_its_receive_needs_its_fences() {
+fn replayed_message_in_the_memory_of_its_receive_needs_its_fence_and_its_acquire() {
     replayed_copies(Defect::NoFence("ReplayCopy"));
-    replayed_copies(Defect::NoFence("ReplayTake"));
+    replayed_copies(Defect::NoAcquire);
 }
 
 /// The sender leaves as soon as its kernel has ended, and the library of the receiver gives it up: the

@@ -228,10 +228,12 @@ impl Kernels {
         Ok(unsafe { stream.launch(&self.put, dims, params.bytes()) }?)
     }
 
-    /// A block that copies `bytes` bytes in lines: a thread for each 8 bytes, up to the largest block.
+    /// A block that copies `bytes` bytes in lines: a thread for each 8 bytes, and above 2 KiB for each 16
+    /// bytes, up to the largest block.
     fn block(&self, bytes: u64) -> Dims {
         let most = self.wide.block[0];
-        let threads = bytes.div_ceil(8).next_multiple_of(32).min(most.into()) as u32;
+        let threads = bytes.div_ceil(8).min(256).max(bytes.div_ceil(16));
+        let threads = threads.next_multiple_of(32).min(most.into()) as u32;
         // A block that waits needs two warps.
         Dims::linear(1, threads.max(64.min(most)))
     }

@@ -509,14 +509,20 @@ impl Direct {
     const LENGTH_LINES: u64 = 2;
     /// Bytes of a share, at least.
     const SHARE: u64 = 8 << 10;
-    /// Maximum number of shares: more blocks are not faster on NVLink.
-    pub const MOST_SHARES: u64 = 32;
+    /// Maximum number of shares.
+    pub const MOST_SHARES: u64 = 48;
+    /// The same of a message that is shorter than `LONG`: more blocks are not faster on NVLink.
+    const USUAL_SHARES: u64 = 32;
+    const LONG: u64 = 8 << 20;
 
     /// The shares of a message of `len` bytes, of which a room of so many lines shows each.
     pub fn shares_of(len: u64, room_lines: u64) -> u32 {
         let shown = room_lines.saturating_sub(Direct::LENGTH_LINES).max(1);
-        let most = shown.min(Direct::MOST_SHARES);
-        len.div_ceil(Direct::SHARE).clamp(1, most) as u32
+        let most = match len < Direct::LONG {
+            true => Direct::USUAL_SHARES,
+            false => Direct::MOST_SHARES,
+        };
+        len.div_ceil(Direct::SHARE).clamp(1, most.min(shown)) as u32
     }
 }
 
