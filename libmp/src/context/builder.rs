@@ -80,6 +80,18 @@ impl Builder {
         self
     }
 
+    /// Sets whether the sends and receives that streams post to other ranks of this host are
+    /// [zero-SM messages](crate::Context#zero-sm-messages) by default. All ranks must use the same; otherwise the
+    /// first use of a peer fails with [`Kind::Protocol`](crate::Kind::Protocol). With these ranks, what
+    /// cannot be such a message is then refused with `Unsupported`, unless
+    /// [`SendOp::zero_sm`](crate::SendOp::zero_sm) and [`RecvOp::zero_sm`](crate::RecvOp::zero_sm) switch the default off for
+    /// it. Default: `MP_ZERO_SM` (1 or 0), else `false`.
+    #[must_use]
+    pub fn zero_sm(mut self, on: bool) -> Builder {
+        self.config.zero_sm = Some(on);
+        self
+    }
+
     /// Sets the name, by which contexts of different ranks find each other: contexts of equal name
     /// belong together. A rank has one context of each name at a time; the n-th of a name on one
     /// rank belongs to the n-th on the other ranks. Default: `mp`.
@@ -235,6 +247,7 @@ impl Builder {
             let file = std::env::var_os("MP_TRACE").filter(|file| !file.is_empty());
             self.config.trace = file.map(PathBuf::from);
         }
+        self.config.read_env()?;
         self.config.check()?;
         self.nic.check()?;
         let bootstrap = match self.bootstrap {

@@ -95,6 +95,7 @@ impl fmt::Debug for Request {
                 Operation::Signal(wait) => write!(f, "{}: {:?}", e.name(), wait.state),
                 Operation::Step(step) => write!(f, "{}: {:?}", e.name(), step.done),
                 Operation::Collective(call) => write!(f, "{}: {:?}", e.name(), call.done),
+                Operation::ZeroSm(message) => write!(f, "{}: {message:?}", e.name()),
             },
             None => f.write_str("an unknown request (already released)"),
         }

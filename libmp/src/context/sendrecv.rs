@@ -112,7 +112,8 @@ impl Context {
         recv: impl Into<RecvOp<'a>>,
     ) -> Result<()> {
         let (mut send, mut recv) = (send.into(), recv.into());
-        if stream.is_capturing()? {
+        let zero_sm = |own: Option<bool>| own.unwrap_or(self.engine().zero_sm_by_default());
+        if stream.is_capturing()? || zero_sm(send.zero_sm) || zero_sm(recv.zero_sm) {
             let recv = self.post_recv(&recv.on(stream))?;
             let send = self.post_send(&send.on(stream))?;
             return self.wait_all_on(stream, &[recv, send]);

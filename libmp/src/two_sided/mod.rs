@@ -11,7 +11,7 @@
 //! - `channel` (one tag to or from a rank: numbers, memory, credits), `channels` (all channels of a
 //!   rank: how they open and retire), `peer` (one rank: its lanes, channels, and whether it was
 //!   given up).
-//! - `circuits` (messages in CUDA graphs).
+//! - `circuits` (messages in CUDA graphs), `zero_sm` (messages without kernels).
 //! - `lanes` (which stream posts on which lane), `any` (receives from any rank), `outbox` (control
 //!   messages that wait), `liveness` (whether ranks are alive), `watch` (where streams wait),
 //!   `staging` and `packed` (messages in many pieces).
@@ -66,6 +66,7 @@ mod transfer;
 pub(crate) mod wait;
 mod wait_all;
 mod watch;
+mod zero_sm;
 
 pub(crate) use capture::{Captured, Message, Started, of_graph};
 pub(crate) use marks::mark_others;

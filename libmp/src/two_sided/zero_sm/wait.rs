@@ -1,0 +1,163 @@
+//! How a stream waits for a zero-SM message: it waits for a word, and takes in a message that
+//! its sender has left.
+
+use gdsync::Stream;
+
+use super::channel::{Field, Sends};
+use super::post::{move_bytes, part, while_held};
+use super::protocol::value;
+use crate::error::Result;
+use crate::mutant::{Mutant, on};
+use crate::path::List;
+use crate::request::entry::{Entry, Operation, Passed, Waiter};
+use crate::request::table::RequestKey;
+use crate::request::zero_sm::Way;
+use crate::two_sided::engine::Engine;
+use crate::two_sided::marks::mark_others;
+use crate::two_sided::state::{State, known, not_connected};
+use crate::two_sided::wait::WAIT_ON;
+
+impl Engine {
+    /// Makes a stream wait for a zero-SM message that has not ended.
+    pub(in crate::two_sided) fn zero_sm_wait_on(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        stream: &Stream,
+    ) -> Result<()> {
+        let entry = known(&mut state.requests, key)?;
+        let (rank, tag, number, own) = (
+            entry.peer,
+            entry.tag,
+            entry.number,
+            entry.poster.id() == Some(stream.id()),
+        );
+        let Some(message) = entry.zero_sm() else {
+            return Ok(());
+        };
+        let none = || not_connected(WAIT_ON, rank);
+        let (way, claimed) = (message.way, message.claimed);
+        let peer = state.peers.get(rank).ok_or_else(none)?;
+        if message.sends {
+            let field = Sends::end(way);
+            if own && field == Field::Sent {
+                // The stream stores it in front of this call.
+                return Ok(());
+            }
+            let channel = peer.zero_sm.sends.get(&tag).ok_or_else(none)?;
+            let word = channel.entries.word(number, field)?;
+            return self.zero_sm_wait_for(state, key, stream, &word, value(number));
+        }
+        let channel = peer.zero_sm.recvs.get(&tag).ok_or_else(none)?;
+        if !peer.is_here() && !channel.entries.has(number, Field::Sent) {
+            let e = peer.error(WAIT_ON);
+            state.return_fault(key);
+            return Err(e);
+        }
+        match (way, claimed) {
+            (Way::Direct, _) => {
+                let word = channel.entries.word(number, Field::Sent)?;
+                self.zero_sm_wait_for(state, key, stream, &word, value(number))
+            }
+            (_, Some(by)) if by == stream.id() => Ok(()),
+            (_, Some(_)) => self.wait_for_result(state, key, stream),
+            (_, None) => self.zero_sm_take_on(state, key, stream, own),
+        }
+    }
+
+    /// Makes a stream wait for a word that has its value when the request has ended.
+    fn zero_sm_wait_for(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        stream: &Stream,
+        word: &gdsync::gpu::Word64,
+        value: u64,
+    ) -> Result<()> {
+        mark_others(state, stream, 0)?;
+        let mut list = List::<1>::new();
+        list.wait(word, value, false);
+        list.post(stream, None)?;
+        let order = state.requests.next_order();
+        let entry = known(&mut state.requests, key)?;
+        entry.waiters.push(Waiter {
+            stream: stream.id(),
+            order,
+            passed: Passed::WithEnd,
+        });
+        Ok(())
+    }
+
+    /// Makes a stream take in a message that its sender leaves in a slot or in its own memory.
+    fn zero_sm_take_on(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        stream: &Stream,
+        own: bool,
+    ) -> Result<()> {
+        mark_others(state, stream, 0)?;
+        let order = state.requests.next_order();
+        let State {
+            peers, requests, ..
+        } = &mut *state;
+        let entry = known(requests, key)?;
+        let (rank, number) = (entry.peer, entry.number);
+        let none = || not_connected(WAIT_ON, rank);
+        let peer = peers.get(rank).ok_or_else(none)?;
+        let channel = peer.zero_sm.recvs.get(&entry.tag).ok_or_else(none)?;
+        let Entry { common, operation } = entry;
+        let Operation::ZeroSm(message) = operation else {
+            return Ok(());
+        };
+        let entries = &channel.entries;
+        let lacks = |field| !entries.has(number, field);
+        let awaited = [
+            (!own && lacks(Field::Ready), Field::Ready),
+            (lacks(Field::Sent), Field::Sent),
+        ];
+        let waits = awaited.iter().any(|(waits, _)| *waits);
+        let words = [
+            entries.word(number, Field::Ready)?,
+            entries.word(number, Field::Sent)?,
+        ];
+        let done = entries.word(number, Field::Done)?;
+        let from = match message.way {
+            Way::Staged { slot } => Some(channel.slot(slot)),
+            _ => message.source.as_ref().map(|(region, at)| (region, *at)),
+        };
+        let to = common.segments.as_slice().first().map(part);
+        let enqueued = while_held(stream, waits, || {
+            stream.check_room(3)?;
+            let mut list = List::<4>::new();
+            for ((waits, _), word) in awaited.iter().zip(&words) {
+                if *waits {
+                    list.wait(word, value(number), false);
+                }
+            }
+            if on(Mutant::EarlyDone) {
+                let mut early = List::<1>::new();
+                early.store(&done, value(number));
+                early.post(stream, None)?;
+            }
+            if waits {
+                list.passed_by(&done, value(number));
+            }
+            let moved = move_bytes(
+                stream,
+                list,
+                to.zip(from),
+                message.arriving,
+                (&done, value(number)),
+            );
+            Ok(moved)
+        })?;
+        message.claimed = Some(stream.id());
+        (common.order, common.since) = (order, None);
+        if let Err(e) = enqueued {
+            self.fail_partly_posted(state, key, &e);
+            return Err(e);
+        }
+        Ok(())
+    }
+}
