@@ -414,6 +414,7 @@ impl Engine {
         } else {
             tracing::debug!(target: "mp", "rank {me}: rank {rank} has left");
         }
+        self.fail_zero_sm(state, rank, status);
         if let Some(peer) = state.peers.get_mut(rank) {
             peer.fail(Failure { status, cause });
         }

@@ -9,6 +9,7 @@ use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::request::zero_sm::Way;
 use crate::two_sided::engine::Engine;
+use crate::two_sided::progress::arrived;
 use crate::two_sided::state::State;
 use crate::two_sided::take::copy_region;
 
@@ -159,6 +160,15 @@ impl Engine {
                     size: len,
                 };
                 self.keep_truncation(state, name);
+            }
+        }
+    }
+
+    /// Stores the results of the messages that are lost with a rank, before streams are released.
+    pub(in crate::two_sided) fn fail_zero_sm(&self, state: &State, rank: u32, status: Status) {
+        for (key, entry) in state.requests.iter() {
+            if entry.peer == rank && entry.zero_sm().is_some() && !arrived(state, key) {
+                state.requests.set_result(key, status, 0);
             }
         }
     }

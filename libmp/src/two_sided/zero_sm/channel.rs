@@ -111,9 +111,17 @@ impl Entries {
 
     /// Releases the streams that wait for a word of message `number`.
     fn release(&self, number: u64, field: Field) {
-        if !self.has(number, field) {
-            self.store(number, field, released(number));
-        }
+        let Ok(word) = self.word(number, field) else {
+            return;
+        };
+        // The peer may store the value meanwhile, which is greater. Host memory, which the CPU reaches: it
+        // cannot fail.
+        while let now = word.load().unwrap_or(u64::MAX)
+            && now < released(number)
+            && !word
+                .compare_swap(now, released(number))
+                .is_ok_and(|was| was == now)
+        {}
     }
 
     /// The half of message `number` that was enqueued first; `None`: none was.
@@ -270,9 +278,6 @@ impl Sends {
 
     /// Releases the streams of this rank that wait for the peer.
     pub fn fail(&mut self) {
-        for number in self.last.iter().flatten() {
-            self.entries.release(*number, Field::Done);
-        }
         for (number, flight) in self.window.iter_mut() {
             let (awaited, end) = match flight.way {
                 Way::Direct => (Field::Ready, Field::Sent),
@@ -280,6 +285,9 @@ impl Sends {
                 Way::Pulled => (Field::Done, Field::Done),
             };
             flight.lost = !self.entries.has(number, end);
+            if let Some(before) = flight.behind {
+                self.entries.release(before, Field::Done);
+            }
             if awaited != Field::Sent {
                 self.entries.release(number, awaited);
             }

@@ -4,7 +4,7 @@ use gdsync::gpu::Region;
 use gdsync::{Status, Stream};
 
 use super::channel::{Field, Recvs, Sends};
-use super::protocol::{ENTRIES, First, Flight, SLOTS, value};
+use super::protocol::{ENTRIES, First, Flight, SLOTS, released, value};
 use crate::error::{Error, Kind, Result, time};
 use crate::mutant::{Mutant, on};
 use crate::path::{List, Path, Shared};
@@ -568,7 +568,7 @@ fn send_direct(
         let enqueued = (|| {
             let mut list = List::<4>::new();
             if waits {
-                list.wait(&ready, value(number), false);
+                list.wait(&ready, released(number), false);
                 list.passed_by(&sent, value(number));
             }
             let copied = to.as_ref().zip(source);
@@ -615,7 +615,7 @@ fn send_staged(
         }
         let mut list = List::<4>::new();
         if let Some((before, taken)) = behind.zip(taken.as_ref()) {
-            list.wait(taken, value(before), false);
+            list.wait(taken, released(before), false);
             list.passed_by(&sent, value(number));
         }
         let copied = source.map(|from| (room, part(from)));

@@ -22,10 +22,6 @@ pub(super) const ENTRIES: u64 = 256;
 /// Number of slots for short messages whose receive is not posted.
 pub(super) const SLOTS: u64 = 16;
 
-/// Set in a word by which a rank releases its own streams: waits pass, and no rank takes it for the
-/// word of the message.
-const RELEASED: u64 = 1 << 62;
-
 /// The half of a message that was enqueued first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum First {
@@ -57,17 +53,19 @@ pub(super) fn agreed(word: u64, number: u64) -> Result<Option<First>, u64> {
 
 /// The value that the words `ready`, `sent`, `done` and `cut` of a message take.
 pub(super) fn value(number: u64) -> u64 {
-    number + 1
+    2 * (number + 1)
 }
 
-/// The value by which a rank releases its streams from a wait for a word of a message.
+/// The value by which a rank releases its own streams from their wait for a word of the peer, and for which
+/// they wait. It is smaller than the word's value, for which all others wait, and greater than that of
+/// earlier messages of the entry.
 pub(super) fn released(number: u64) -> u64 {
-    RELEASED | value(number)
+    value(number) - 1
 }
 
 /// Whether a word has the value of a message, or of a later one of its entry.
 pub(super) fn has(word: u64, number: u64) -> bool {
-    word & RELEASED == 0 && word >= value(number)
+    word >= value(number)
 }
 
 /// A message in flight, of one side.
@@ -180,11 +178,14 @@ mod tests {
     }
 
     #[test]
-    fn word_that_releases_streams_satisfies_waits_and_is_no_message() {
-        let word = released(5);
-        assert!(word.wrapping_sub(value(5)).cast_signed() >= 0);
-        assert!(!has(word, 5) && !has(value(4), 5) && has(value(5), 5));
-        assert!(has(value(5 + ENTRIES), 5));
+    fn value_that_releases_own_streams_is_between_those_of_two_messages_of_an_entry() {
+        for number in [0, 5, ENTRIES, 1 << 40] {
+            let (own, others) = (released(number), value(number));
+            assert!(own < others && !has(own, number) && has(others, number));
+            assert!(has(value(number + ENTRIES), number));
+            let before = number.checked_sub(ENTRIES).map_or(0, value);
+            assert!(before < own && !has(before, number));
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use gdsync::Stream;
 
 use super::channel::{Field, Sends};
 use super::post::{move_bytes, part, while_held};
-use super::protocol::value;
+use super::protocol::{released, value};
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
 use crate::path::List;
@@ -46,7 +46,12 @@ impl Engine {
             }
             let channel = peer.zero_sm.sends.get(&tag).ok_or_else(none)?;
             let word = channel.entries.word(number, field)?;
-            return self.zero_sm_wait_for(state, key, stream, &word, value(number));
+            // This rank releases its streams from a wait for the peer.
+            let least = match field {
+                Field::Sent => value(number),
+                _ => released(number),
+            };
+            return self.zero_sm_wait_for(state, key, stream, &word, least);
         }
         let channel = peer.zero_sm.recvs.get(&tag).ok_or_else(none)?;
         if !peer.is_here() && !channel.entries.has(number, Field::Sent) {
@@ -57,15 +62,18 @@ impl Engine {
         match (way, claimed) {
             (Way::Direct, _) => {
                 let word = channel.entries.word(number, Field::Sent)?;
-                self.zero_sm_wait_for(state, key, stream, &word, value(number))
+                self.zero_sm_wait_for(state, key, stream, &word, released(number))
             }
             (_, Some(by)) if by == stream.id() => Ok(()),
-            (_, Some(_)) => self.wait_for_result(state, key, stream),
+            (_, Some(_)) => {
+                let word = channel.entries.word(number, Field::Done)?;
+                self.zero_sm_wait_for(state, key, stream, &word, value(number))
+            }
             (_, None) => self.zero_sm_take_on(state, key, stream, own),
         }
     }
 
-    /// Makes a stream wait for a word that has its value when the request has ended.
+    /// Makes a stream wait for a word that has reached `value` when the request has ended.
     fn zero_sm_wait_for(
         &self,
         state: &mut State,
@@ -112,15 +120,15 @@ impl Engine {
         };
         let entries = &channel.entries;
         let lacks = |field| !entries.has(number, field);
-        let awaited = [
-            (!own && lacks(Field::Ready), Field::Ready),
-            (lacks(Field::Sent), Field::Sent),
-        ];
-        let waits = awaited.iter().any(|(waits, _)| *waits);
-        let words = [
+        let (ready, sent) = (
             entries.word(number, Field::Ready)?,
             entries.word(number, Field::Sent)?,
+        );
+        let awaited = [
+            (!own && lacks(Field::Ready)).then_some((&ready, value(number))),
+            lacks(Field::Sent).then_some((&sent, released(number))),
         ];
+        let waits = awaited.iter().any(Option::is_some);
         let done = entries.word(number, Field::Done)?;
         let from = match message.way {
             Way::Staged { slot } => Some(channel.slot(slot)),
@@ -130,10 +138,8 @@ impl Engine {
         let enqueued = while_held(stream, waits, || {
             stream.check_room(3)?;
             let mut list = List::<4>::new();
-            for ((waits, _), word) in awaited.iter().zip(&words) {
-                if *waits {
-                    list.wait(word, value(number), false);
-                }
+            for (word, least) in awaited.into_iter().flatten() {
+                list.wait(word, least, false);
             }
             if on(Mutant::EarlyDone) {
                 let mut early = List::<1>::new();

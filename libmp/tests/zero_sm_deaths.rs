@@ -1,0 +1,236 @@
+//! A rank dies while another rank has zero-SM messages with it, in every phase: messages that have arrived are
+//! received, all others end with an error that names the rank, and streams continue.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use gdsync::gpu::{MemoryKind, Stream};
+use mp::{Builder, Context, Memory, PathChoice, RecvOp, Request, SendOp};
+use sim::gate::Gate;
+use sim::{Death, LARGE, LIMIT, Rank, SMALL, Witness, millis, peer_failed, play, secs};
+
+const TIMEOUT: Duration = secs(2);
+/// The rank that dies.
+const VICTIM: u32 = 1;
+/// Short messages whose receives are not posted, before a stream waits.
+const SLOTS: usize = 16;
+
+fn build(builder: Builder) -> Builder {
+    builder.timeout(TIMEOUT).path(PathChoice::Ipc)
+}
+
+fn send(ctx: &Context, stream: &Stream, memory: &Memory, len: usize) -> Request {
+    let data = [memory.slice(0, len).unwrap()];
+    let op = SendOp::new(1 - ctx.rank(), 1, &data).on(stream);
+    ctx.post_send(&op.zero_sm(true)).unwrap()
+}
+
+fn receive(ctx: &Context, stream: &Stream, memory: &Memory, len: usize) -> Request {
+    let into = [memory.slice(0, len).unwrap()];
+    let op = RecvOp::new(1 - ctx.rank(), 1, &into).on(stream);
+    ctx.post_recv(&op.zero_sm(true)).unwrap()
+}
+
+/// The surviving rank's requests.
+struct Survivor<'a> {
+    ctx: &'a Context,
+    streams: [Stream; 2],
+    memory: Memory,
+    /// Requests that must fail.
+    lost: RefCell<Vec<Request>>,
+    /// Requests that must succeed.
+    fine: RefCell<Vec<Request>>,
+    /// Kernels behind stream waits, by their place in `lost`.
+    saw: RefCell<Vec<(usize, Witness)>>,
+}
+
+impl Survivor<'_> {
+    fn send(&self, len: usize) -> Request {
+        send(self.ctx, &self.streams[0], &self.memory, len)
+    }
+
+    fn receive(&self, len: usize) -> Request {
+        receive(self.ctx, &self.streams[0], &self.memory, len)
+    }
+
+    fn loses(&self, request: Request) {
+        self.lost.borrow_mut().push(request);
+    }
+
+    /// Makes a stream wait for a request that must fail, and launches a kernel that reads the result.
+    fn waits(&self, request: Request, stream: usize) {
+        request.wait_on(&self.streams[stream]).unwrap();
+        let seen = Witness::launch(&self.streams[stream], self.ctx, &request);
+        let mut lost = self.lost.borrow_mut();
+        self.saw.borrow_mut().push((lost.len(), seen));
+        lost.push(request);
+    }
+}
+
+/// What the rank that dies does before.
+#[derive(Clone, Copy)]
+enum Before {
+    Nothing,
+    /// It sends messages of these lengths.
+    Sends(&'static [usize]),
+    /// Its stream does not reach its receives of these lengths.
+    Holds(&'static [usize]),
+}
+
+type Phase = (&'static str, Before, fn(&Survivor<'_>));
+
+const PHASES: &[Phase] = &[
+    (
+        "a stream that waits until a receive is reached",
+        Before::Holds(&[SMALL, LARGE]),
+        |s| {
+            s.waits(s.send(SMALL), 1);
+            s.waits(s.send(LARGE), 0);
+        },
+    ),
+    ("long messages without receives", Before::Nothing, |s| {
+        s.loses(s.send(LARGE));
+        s.waits(s.send(LARGE), 0);
+        s.waits(s.send(LARGE), 1);
+    }),
+    ("short messages without slots", Before::Nothing, |s| {
+        for _ in 0..SLOTS {
+            s.fine.borrow_mut().push(s.send(SMALL));
+        }
+        for _ in 0..3 {
+            s.loses(s.send(SMALL));
+        }
+        s.waits(s.send(SMALL), 1);
+    }),
+    ("receives without messages", Before::Nothing, |s| {
+        s.waits(s.receive(SMALL), 0);
+        s.waits(s.receive(LARGE), 1);
+        s.loses(s.receive(SMALL));
+        s.loses(s.receive(LARGE));
+        drop(s.receive(SMALL));
+    }),
+    (
+        "receives, some of which have their messages",
+        Before::Sends(&[SMALL, LARGE, SMALL, LARGE]),
+        |s| {
+            let receives = [SMALL, LARGE].map(|len| s.receive(len));
+            receives[1].wait_on(&s.streams[1]).unwrap();
+            receives[0].wait_on(&s.streams[1]).unwrap();
+            s.fine.borrow_mut().extend(receives);
+            s.fine.borrow_mut().push(s.receive(SMALL));
+            s.fine.borrow_mut().push(s.receive(LARGE));
+            s.waits(s.receive(SMALL), 0);
+            s.waits(s.receive(LARGE), 0);
+        },
+    ),
+    ("both directions", Before::Nothing, |s| {
+        let receive = s.receive(LARGE);
+        let send = s.send(LARGE);
+        s.waits(receive, 0);
+        s.waits(send, 0);
+    }),
+];
+
+#[test]
+fn death_of_a_peer_ends_zero_sm_messages_in_every_phase() {
+    let mut seed = 0;
+    let mut failed = Vec::new();
+    for death in [Death::Leaves, Death::Closes, Death::Freezes] {
+        for phase in PHASES {
+            seed += 1;
+            let run = move || {
+                let run = play(seed, 2, move |rank| dies(rank, death, phase));
+                let dead: &[&str] = match death {
+                    Death::Freezes => &["rank1"],
+                    _ => &[],
+                };
+                assert_eq!(run.report.unfinished, dead);
+                assert_eq!(run.warnings.alarms(), [""; 0], "watchdog limit: 10 s");
+            };
+            if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                failed.push(format!("{death:?}: {}", phase.0));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+fn dies(rank: &Rank, death: Death, phase: &Phase) {
+    let ctx = rank.open(build);
+    let &(_, before, make) = phase;
+    let memory = ctx.alloc(MemoryKind::Device, LARGE).unwrap();
+    if rank.me == VICTIM {
+        let stream = ctx.gpu().stream().unwrap();
+        let gate = Gate::new(ctx.gpu());
+        match before {
+            Before::Nothing => {}
+            Before::Sends(lens) => {
+                for len in lens {
+                    drop(send(&ctx, &stream, &memory, *len));
+                }
+                assert!(stream.synchronize(LIMIT).unwrap());
+            }
+            Before::Holds(lens) => {
+                gate.hold(&stream);
+                for len in lens {
+                    drop(receive(&ctx, &stream, &memory, *len));
+                }
+            }
+        }
+        rank.barrier();
+        rank.pass(millis(50));
+        death.end(rank, ctx, 3);
+        gate.open();
+        return;
+    }
+    rank.until("the other rank is ready", || rank.has_come(VICTIM, 1));
+    let survivor = Survivor {
+        ctx: &ctx,
+        streams: [0; 2].map(|_| ctx.gpu().stream().unwrap()),
+        memory,
+        lost: RefCell::default(),
+        fine: RefCell::default(),
+        saw: RefCell::default(),
+    };
+    make(&survivor);
+    rank.barrier();
+    let start = rank.host.now();
+    for stream in &survivor.streams {
+        assert!(stream.synchronize(LIMIT).unwrap(), "it is not released");
+    }
+    for request in survivor.lost.borrow().iter() {
+        peer_failed(&request.wait(LIMIT).unwrap_err(), VICTIM);
+    }
+    let took = rank.host.now().since(start);
+    assert!(took < TIMEOUT + millis(100), "it took {took:?}");
+    for request in survivor.fine.borrow().iter() {
+        request.wait(LIMIT).unwrap();
+    }
+    for (at, witness) in survivor.saw.borrow().iter() {
+        let (error, status, _) = witness.seen();
+        let request = &survivor.lost.borrow()[*at];
+        assert!(error.is_error(), "{request:?}: the error word was not set");
+        if format!("{request:?}").starts_with("receive") {
+            assert_eq!(status, error, "{request:?}: its result");
+        }
+    }
+    assert!(ctx.error().is_some());
+    assert!(ctx.stuck().is_empty());
+    // Later messages are refused.
+    let data = [survivor.memory.slice(0, SMALL).unwrap()];
+    let op = SendOp::new(VICTIM, 1, &data).on(&survivor.streams[0]);
+    let e = ctx.post_send(&op.zero_sm(true)).unwrap_err();
+    peer_failed(&e, VICTIM);
+    let op = RecvOp::new(VICTIM, 1, &data).on(&survivor.streams[0]);
+    let e = ctx.post_recv(&op.zero_sm(true)).unwrap_err();
+    peer_failed(&e, VICTIM);
+    // Of the request that was dropped.
+    let _ = ctx.take_error();
+    ctx.close(LIMIT).unwrap();
+    rank.barrier();
+    rank.barrier();
+}
