@@ -24,8 +24,11 @@ pub(crate) struct ZeroSm {
     pub way: Way,
     /// Of a receive whose send was first: bytes of the message.
     pub arriving: u64,
-    /// Of a receive of a long message whose send was first: where the receiver copies from.
-    pub source: Option<(Region, usize)>,
+    /// Where a receive of a long message copies from, if its send was first; or where a send by the CPU
+    /// copies to.
+    pub far: Option<(Region, usize)>,
+    /// A send by the CPU that waits for its receive or for its slot.
+    pub queued: bool,
     /// The stream that takes the message in.
     pub claimed: Option<u64>,
     /// The CPU was asked to complete it.

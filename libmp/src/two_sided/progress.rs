@@ -106,7 +106,8 @@ impl Engine {
         let active = |entry: &Entry| {
             let posted = |receive: &Incoming| receive.state == ReceiveState::Posted;
             let by_cpu = entry.poster.stream.is_none();
-            entry.is_queued() || by_cpu && entry.receive().is_some_and(posted)
+            let copies = entry.zero_sm().is_some_and(|message| message.queued);
+            entry.is_queued() || copies || by_cpu && entry.receive().is_some_and(posted)
         };
         keys.clear();
         let open = state.requests.iter().filter(|(_, entry)| active(entry));

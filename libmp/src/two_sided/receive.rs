@@ -32,8 +32,8 @@ impl Engine {
     /// Numbers a receive, and posts it if `post` is set.
     #[inline]
     pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<Started> {
-        if let Some(stream) = self.zero_sm_recv_on(spec, post)? {
-            return self.zero_sm_recv(spec, stream).map(Started::Listed);
+        if self.is_zero_sm_recv(spec, post)? {
+            return self.zero_sm_recv(spec).map(Started::Listed);
         }
         match spec.on.captured(&self.gpu, PREPARE)? {
             Some(stream) => Ok(Started::Captured(self.capture_recv(stream, spec, post)?)),

@@ -106,11 +106,10 @@ impl Engine {
                 receive,
                 Some(ReceiveState::Posted | ReceiveState::Unmatched)
             );
-            let zero_sm = entry.zero_sm().map(|message| (message.sends, message.way));
-            let timed = match zero_sm {
+            let timed = match entry.zero_sm() {
                 // No stream waits for the receive of a long message.
-                Some((true, way)) => way == Way::Pulled,
-                Some((false, _)) => entry.timeout.is_some(),
+                Some(message) if message.sends => message.queued || message.way == Way::Pulled,
+                Some(_) => entry.timeout.is_some(),
                 None => open && entry.timeout.is_some(),
             };
             if entry.is_queued() || timed {
@@ -240,7 +239,7 @@ fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
         || entry.collective().is_some()
         || entry
             .zero_sm()
-            .is_some_and(|message| message.sends && message.way != Way::Pulled);
+            .is_some_and(|m| m.sends && m.way != Way::Pulled && !m.queued);
     let sender = entry.poster.id().filter(|_| at_work);
     let waiters = match (entry.status(), sender) {
         (None, None) => &entry.waiters[..],

@@ -1,5 +1,5 @@
-//! Zero-SM messages: two ranks post messages of drawn lengths and tags on two streams each, at drawn times,
-//! so that either half comes first. They wait by either stream or by the CPU, or drop the requests. A
+//! Zero-SM messages: two ranks post messages of drawn lengths and tags, by two streams each and by the CPU, at
+//! drawn times, so that either half comes first. They wait by either stream or by the CPU, or drop the requests. A
 //! stream uses the memory of a receive until it posts it, and writes that of a send when the send has ended. Or
 //! one rank sends all messages, more than there are slots, or more than there are entries.
 
@@ -185,16 +185,26 @@ impl Side<'_> {
         let len = if sends { one.len } else { one.room };
         let memory = self.ctx.alloc(self.plan.kind, len.max(1)).expect("memory");
         let slice = [memory.slice(0, len).expect("a slice")];
-        let stream = &self.streams[self.own.usize(0..2)];
+        let stream = self.streams.get(self.own.usize(0..5) / 2);
         let peer = 1 - self.rank.me as u32;
         let posted = if sends {
             memory.write(0, &message(i + 1, len)).expect("written");
-            let op = SendOp::new(peer, one.tag, &slice).on(stream);
+            let op = SendOp::new(peer, one.tag, &slice);
+            let op = stream.map_or(op, |stream| op.on(stream));
             self.ctx.post_send(&op.zero_sm(true))
         } else {
-            // The memory belongs to the stream until it reaches the receive.
-            copy(stream, memory.region(), &self.junk, len);
-            let op = RecvOp::new(peer, one.tag, &slice).on(stream);
+            let op = RecvOp::new(peer, one.tag, &slice);
+            let op = match stream {
+                Some(stream) => {
+                    // The memory belongs to the stream until it reaches the receive.
+                    copy(stream, memory.region(), &self.junk, len);
+                    op.on(stream)
+                }
+                None => {
+                    memory.write(0, &vec![GUARD; len]).expect("written");
+                    op
+                }
+            };
             self.ctx.post_recv(&op.zero_sm(true))
         };
         let posted = Posted {

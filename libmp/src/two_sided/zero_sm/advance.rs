@@ -3,7 +3,7 @@
 use gdsync::Status;
 
 use super::channel::{Field, Sends};
-use super::post::part;
+use super::post::{At, part};
 use crate::request::entry::{Entry, Operation};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
@@ -20,6 +20,8 @@ enum End {
     Cut(u64),
     /// The CPU takes it in.
     Take,
+    /// The CPU copies it to its receiver.
+    Leave,
 }
 
 impl Engine {
@@ -37,6 +39,7 @@ impl Engine {
             Some(End::With(status, len)) => (false, (status, len)),
             Some(End::Cut(len)) => (true, (Status::TRUNCATED, len)),
             Some(End::Take) => (false, self.take_zero_sm(state, key)),
+            Some(End::Leave) => (false, self.leave_zero_sm(state, key)),
         };
         self.finish(state, key, status, len);
         if cut
@@ -61,6 +64,9 @@ impl Engine {
                 return Some(lost());
             }
             let load = |field| channel.entries.load(number, field);
+            if message.queued {
+                return channel.may_leave(number).then_some(End::Leave);
+            }
             if !channel.entries.has(number, Sends::end(message.way)) {
                 return None;
             }
@@ -113,14 +119,39 @@ impl Engine {
         let len = message.arriving;
         let from = match message.way {
             Way::Staged { slot } => Some(channel.slot(slot)),
-            _ => message.source.as_ref().map(|(region, at)| (region, *at)),
+            _ => message.far.as_ref().map(|(region, at)| (region, *at)),
         };
         let to = entry.segments.as_slice().first().map(part);
-        let copied = match to.zip(from).filter(|_| len > 0) {
+        let ended = self.copied(to.zip(from), len);
+        channel.entries.set(entry.number, Field::Done);
+        ended
+    }
+
+    /// Copies a message from its memory to that of its receive, or to a slot, by the CPU.
+    fn leave_zero_sm(&self, state: &State, key: RequestKey) -> (Status, u64) {
+        let closed = (Status::CLOSED, 0);
+        let Some(entry) = state.requests.get(key) else {
+            return closed;
+        };
+        let Some((message, peer)) = entry.zero_sm().zip(state.peers.get(entry.peer)) else {
+            return closed;
+        };
+        let Some(channel) = peer.zero_sm.sends.get(&entry.tag) else {
+            return closed;
+        };
+        let to = message.far.as_ref().map(|(region, at)| (region, *at));
+        let from = entry.segments.as_slice().first().map(part);
+        let ended = self.copied(to.zip(from), entry.len);
+        channel.entries.set(entry.number, Field::Sent);
+        ended
+    }
+
+    /// Copies `len` bytes between regions, by the CPU, and returns how the message ends.
+    fn copied(&self, memory: Option<(At<'_>, At<'_>)>, len: u64) -> (Status, u64) {
+        let copied = match memory.filter(|_| len > 0) {
             Some((to, from)) => copy_region(to, from, len as usize),
             None => Ok(()),
         };
-        channel.entries.set(entry.number, Field::Done);
         match copied {
             Ok(()) => (Status::SUCCESS, len),
             Err(e) => {

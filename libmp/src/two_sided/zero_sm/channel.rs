@@ -1,13 +1,15 @@
 //! The two sides of a channel of zero-SM messages: the entries in host memory of the receiver, the slots
 //! in its device memory, and the messages in flight.
 
+use gdsync::Stream;
 use gdsync::gpu::{Region, Word64};
 
 use super::protocol::{
     ENTRIES, First, Flight, SLOTS, Window, agreed, agreement, has, released, value,
 };
 use crate::error::{Error, Kind, Result};
-use crate::path::{Exported, Keys, Path, Paths, Remote, Rights};
+use crate::mutant::{Mutant, on};
+use crate::path::{Exported, Keys, List, Path, Paths, Remote, Rights};
 use crate::request::zero_sm::Way;
 use crate::wire::control::ZeroSmRoom;
 
@@ -109,6 +111,18 @@ impl Entries {
         self.store(number, field, value(number));
     }
 
+    /// Stores the value of message `number` into a word, by a stream or by the CPU.
+    pub fn set_on(&self, stream: Option<&Stream>, number: u64, field: Field) -> Result<()> {
+        let Some(stream) = stream else {
+            self.set(number, field);
+            return Ok(());
+        };
+        let word = self.word(number, field)?;
+        let mut list = List::<1>::new();
+        list.store(&word, value(number));
+        list.post(stream, None)
+    }
+
     /// Releases the streams that wait for a word of message `number`.
     fn release(&self, number: u64, field: Field) {
         let Ok(word) = self.word(number, field) else {
@@ -200,7 +214,10 @@ impl Sends {
 
     /// Whether the entry of the next message is in use.
     pub fn is_full(&self) -> bool {
-        let theirs = self.entries.load(0, Field::ReceiverSettled);
+        let theirs = match on(Mutant::EarlyEntry) {
+            true => u64::MAX,
+            false => self.entries.load(0, Field::ReceiverSettled),
+        };
         self.window.is_full(theirs)
     }
 
@@ -231,6 +248,17 @@ impl Sends {
         match way {
             Way::Direct | Way::Staged { .. } => Field::Sent,
             Way::Pulled => Field::Done,
+        }
+    }
+
+    /// Whether the CPU may copy a message now.
+    pub fn may_leave(&self, number: u64) -> bool {
+        let Some(flight) = self.window.get(number) else {
+            return false;
+        };
+        match flight.way {
+            Way::Direct => self.entries.has(number, Field::Ready),
+            _ => (flight.behind).is_none_or(|before| self.entries.has(before, Field::Done)),
         }
     }
 

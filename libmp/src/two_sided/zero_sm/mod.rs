@@ -3,13 +3,16 @@
 //!
 //! The channel of a tag in one direction has numbers of its own: zero-SM messages match each other in the
 //! order in which the two ranks post them, and never match other messages. `protocol` has what the two
-//! sides agree on, `channel` their memory. The operations of the engine are in `post`, `wait` and `advance`.
+//! sides agree on, `channel` their memory. The operations of the engine are in `choice` (which messages these
+//! are), `open`, `post`, `wait` and `advance`.
 //!
 //! The receiver makes the memory, when its program posts the first receive or when the sender asks. So a
 //! receive waits for nothing; the first send waits for the background work of the receiver.
 
 mod advance;
 mod channel;
+mod choice;
+mod open;
 mod post;
 mod protocol;
 mod wait;

@@ -5,37 +5,24 @@ use gdsync::{Status, Stream};
 
 use super::channel::{Field, Recvs, Sends};
 use super::protocol::{ENTRIES, First, Flight, SLOTS, released, value};
-use crate::error::{Error, Kind, Result, time};
+use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
-use crate::path::{List, Path, Shared};
+use crate::path::{List, Shared};
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Operation, Poster};
 use crate::request::table::RequestKey;
 use crate::request::zero_sm::{Way, ZeroSm};
 use crate::two_sided::engine::Engine;
 use crate::two_sided::marks::mark_others;
-use crate::two_sided::null::NULL_RANK;
-use crate::two_sided::peer::{Cause, Need};
+use crate::two_sided::peer::Cause;
 use crate::two_sided::send::total;
-use crate::two_sided::spec::{On, RecvOp, SendOp, SizeSource, Source};
+use crate::two_sided::spec::{On, RecvOp, SendOp, Source};
 use crate::two_sided::state::{State, not_connected};
 
-const POST: &str = "post zero-SM message";
+pub(super) const POST: &str = "post zero-SM message";
 
 /// Number of times that a half is tried: the other rank enqueues its half once.
 const TRIES: usize = 4;
-
-/// What a call that sends or receives asks for.
-struct Asked<'a> {
-    /// The choice of the request itself.
-    own: Option<bool>,
-    on: &'a On<'a>,
-    /// `None`: a receive from any rank.
-    rank: Option<u32>,
-    post: bool,
-    /// It has at most one piece, of a fixed length.
-    plain: bool,
-}
 
 /// A half that was enqueued.
 struct Half {
@@ -43,7 +30,9 @@ struct Half {
     way: Way,
     /// Of a receive whose send was first.
     arriving: u64,
-    source: Option<(Region, usize)>,
+    far: Option<(Region, usize)>,
+    /// The CPU copies it later.
+    queued: bool,
     /// The message is longer than its receive.
     cut: bool,
 }
@@ -58,249 +47,68 @@ enum Tried {
 }
 
 impl Engine {
-    /// The stream of a send that is a zero-SM message.
-    ///
-    /// # Errors
-    /// `Unsupported` if it is to be one and cannot.
-    #[inline]
-    pub(in crate::two_sided) fn zero_sm_send_on<'s>(
-        &self,
-        spec: &SendOp<'s>,
-        post: bool,
-    ) -> Result<Option<&'s Stream>> {
-        if spec.zero_sm == Some(false) || spec.zero_sm.is_none() && !self.zero_sm_by_default() {
-            return Ok(None);
-        }
-        let plain = matches!(spec.size, SizeSource::Segments) && spec.packed.is_none();
-        let asked = Asked {
-            own: spec.zero_sm,
-            on: &spec.on,
-            rank: Some(spec.to),
-            post,
-            plain: plain && spec.segments.len() <= 1,
-        };
-        match self.is_zero_sm(&asked)? {
-            true => Ok(spec.on.stream()),
-            false => Ok(None),
-        }
-    }
-
-    /// As [`Engine::zero_sm_send_on`], of a receive.
-    #[inline]
-    pub(in crate::two_sided) fn zero_sm_recv_on<'s>(
-        &self,
-        spec: &RecvOp<'s>,
-        post: bool,
-    ) -> Result<Option<&'s Stream>> {
-        if spec.zero_sm == Some(false) || spec.zero_sm.is_none() && !self.zero_sm_by_default() {
-            return Ok(None);
-        }
-        let asked = Asked {
-            own: spec.zero_sm,
-            on: &spec.on,
-            rank: match spec.from {
-                Source::Rank(rank) => Some(rank),
-                Source::Any => None,
-            },
-            post,
-            plain: spec.packed.is_none() && spec.segments.len() <= 1,
-        };
-        match self.is_zero_sm(&asked)? {
-            true => Ok(spec.on.stream()),
-            false => Ok(None),
-        }
-    }
-
-    /// Whether messages of streams to ranks of this host are zero-SM messages by default.
-    #[inline]
-    pub(crate) fn zero_sm_by_default(&self) -> bool {
-        self.config.zero_sm == Some(true)
-    }
-
-    /// Whether a request that asks for it, by itself or by the default of the context, is a zero-SM
-    /// message.
-    fn is_zero_sm(&self, asked: &Asked<'_>) -> Result<bool> {
-        let by_default = asked.own.is_none();
-        let applies = match asked.rank {
-            Some(NULL_RANK) => return Ok(false),
-            Some(rank) if rank >= self.size => return Ok(false),
-            Some(rank) => !by_default || self.paths.is_near(rank),
-            None => !by_default || self.paths.maps(),
-        };
-        if !applies {
-            return Ok(false);
-        }
-        let refuse = |why: &str| {
-            let whose = match by_default {
-                true => {
-                    "Builder::zero_sm or MP_ZERO_SM asks for zero-SM messages with ranks of this host"
-                }
-                false => "zero_sm(true) asks for a zero-SM message",
-            };
-            let what =
-                format!("{whose}: {why}; or call zero_sm(false) on the send and on its receive");
-            let error = Error::new(POST, Kind::Unsupported, what);
-            Err(match asked.rank {
-                Some(rank) => error.with_rank(rank),
-                None => error,
-            })
-        };
-        let Some(rank) = asked.rank else {
-            return refuse("a receive from any rank is matched by the CPU; name the rank");
-        };
-        if asked.on.stream().is_none() {
-            return refuse("the CPU posts none; post the message on a stream");
-        }
-        if let Some(stream) = asked.on.captured(&self.gpu, POST)? {
-            return refuse(&format!(
-                "{stream:?} is being captured, and a graph has none; post the message outside of the \
-                 capture"
-            ));
-        }
-        if !asked.post {
-            return refuse(
-                "the two ranks agree on it when it is posted; prepare and post it by one call, as \
-                 isend_on and irecv_on do",
-            );
-        }
-        if !asked.plain {
-            return refuse("it has one piece, and its length is fixed; send the pieces separately");
-        }
-        if rank == self.rank {
-            return refuse("it goes to another rank, and this is the rank itself");
-        }
-        if self.paths.chosen(rank).is_none() {
-            drop(self.ensure(rank, &On::Cpu, Need::Lanes)?);
-        }
-        match self.paths.chosen(rank) {
-            Some((Path::Ipc, _)) => Ok(true),
-            Some((path, reason)) => refuse(&format!(
-                "it needs memory that both ranks map, and the path to rank {rank} is {path:?} \
-                 ({reason}); set MP_PATH=ipc"
-            )),
-            None => Err(not_connected(POST, rank)),
-        }
-    }
-
     /// Posts a zero-SM send.
-    pub(in crate::two_sided) fn zero_sm_send(
-        &self,
-        spec: &SendOp<'_>,
-        stream: &Stream,
-    ) -> Result<RequestKey> {
+    pub(in crate::two_sided) fn zero_sm_send(&self, spec: &SendOp<'_>) -> Result<RequestKey> {
         let (rank, memory) = (spec.to, spec.segments.first());
         let len = total(&self.paths, POST, spec.segments)?;
         let sent = self.open_zero_sm(rank, spec.tag, true).and_then(|()| {
             if len > self.config.eager_limit as u64 {
                 self.show(rank, memory)?;
             }
-            self.with_room(|| {
-                let state = &mut *self.lock();
-                let half = self.enqueue_half(state, (rank, spec.tag), stream, &mut |state| {
-                    self.try_send_half(state, spec, stream, len)
-                })?;
-                let common = Common {
-                    len,
-                    timeout: spec.timeout,
-                    ..Common::new(rank, spec.tag, spec.segments)
-                };
-                Ok(self.add_zero_sm(state, common, stream, true, half))
+            let common = || Common {
+                len,
+                timeout: spec.timeout,
+                ..Common::new(rank, spec.tag, spec.segments)
+            };
+            self.post_half(&spec.on, true, &common, &mut |state| {
+                self.try_send_half(state, spec, len)
             })
         });
         sent.map_err(|e| e.of_peer(rank))
     }
 
     /// Posts a zero-SM receive.
-    pub(in crate::two_sided) fn zero_sm_recv(
-        &self,
-        spec: &RecvOp<'_>,
-        stream: &Stream,
-    ) -> Result<RequestKey> {
+    pub(in crate::two_sided) fn zero_sm_recv(&self, spec: &RecvOp<'_>) -> Result<RequestKey> {
         let Source::Rank(rank) = spec.from else {
-            return Err(Error::new(
-                POST,
-                Kind::Unsupported,
-                "the receive names no rank",
-            ));
+            let what = "the receive names no rank";
+            return Err(Error::new(POST, Kind::Unsupported, what));
         };
         let memory = spec.segments.first();
         let len = total(&self.paths, POST, spec.segments)?;
         let received = self.open_zero_sm(rank, spec.tag, false).and_then(|()| {
             self.show(rank, memory)?;
-            self.with_room(|| {
-                let state = &mut *self.lock();
-                let half = self.enqueue_half(state, (rank, spec.tag), stream, &mut |state| {
-                    self.try_recv_half(state, spec, stream, len)
-                })?;
-                let common = Common {
-                    len,
-                    timeout: spec.timeout,
-                    ..Common::new(rank, spec.tag, spec.segments)
-                };
-                Ok(self.add_zero_sm(state, common, stream, false, half))
+            let common = || Common {
+                len,
+                timeout: spec.timeout,
+                ..Common::new(rank, spec.tag, spec.segments)
+            };
+            self.post_half(&spec.on, false, &common, &mut |state| {
+                self.try_recv_half(state, spec, rank, len)
             })
         });
         received.map_err(|e| e.of_peer(rank))
     }
 
-    /// Waits until a channel is open.
-    fn open_zero_sm(&self, rank: u32, tag: u32, sends: bool) -> Result<()> {
-        let mut answer = self.try_open_zero_sm(rank, tag, sends);
-        if matches!(answer, Ok(false)) {
-            drop(self.ensure(rank, &On::Cpu, Need::Lanes)?);
-            let deadline = self.host().now() + self.config.timeout;
-            self.wait(deadline, &mut || {
-                self.progress();
-                answer = self.try_open_zero_sm(rank, tag, sends);
-                !matches!(answer, Ok(false))
-            });
-        }
-        if answer? {
-            return Ok(());
-        }
-        let what = format!(
-            "rank {rank} did not answer within {} (Builder::timeout); check that it calls progress() if \
-             it has Progress::Manual",
-            time(self.config.timeout)
-        );
-        Err(Error::new(POST, Kind::Timeout, what).with_rank(rank))
-    }
-
-    fn try_open_zero_sm(&self, rank: u32, tag: u32, sends: bool) -> Result<bool> {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        let setup = self.setup(&state.lanes);
-        let Some(peer) = state.peers.get_mut(rank) else {
-            return Ok(false);
-        };
-        let channels = &mut peer.zero_sm;
-        if channels.sends.contains_key(&tag) && sends || channels.is_used(tag) && !sends {
-            // Also of a rank that was given up: it may have left a message.
-            return Ok(true);
-        }
-        if !peer.is_here() {
-            return Err(peer.error(POST));
-        }
-        if !peer.is_open(0, Need::Lanes) {
-            return Ok(false);
-        }
-        let mut out = Vec::new();
-        let begun = peer.zero_sm.begin(&setup, (tag, sends), &mut out);
-        self.send_control(state, rank, out);
-        begun
-    }
-
-    /// Makes a rank map the memory of a message.
-    fn show(&self, rank: u32, memory: Option<&Slice>) -> Result<()> {
-        let Some(keys) = memory.map(|slice| slice.memory().keys()) else {
-            return Ok(());
-        };
-        if !keys.can_share() {
-            let what = "another rank cannot map the memory, which a zero-SM message needs; use memory of \
-                        Context::alloc, or call zero_sm(false) on the send and on its receive";
-            return Err(Error::new(POST, Kind::Unsupported, what));
-        }
-        self.await_mapped(rank, keys)
+    /// Enqueues a half by `attempt`, once there is room, and adds its request.
+    fn post_half(
+        &self,
+        on: &On<'_>,
+        sends: bool,
+        common: &dyn Fn() -> Common,
+        attempt: &mut dyn FnMut(&mut State) -> Result<Tried>,
+    ) -> Result<RequestKey> {
+        self.with_room(|| {
+            let state = &mut *self.lock();
+            let mut common = common();
+            let half = self.enqueue_half(state, (common.peer, common.tag), on, attempt)?;
+            common.number = half.number;
+            common.order = state.requests.next_order();
+            common.poster = Poster {
+                lane: 0,
+                stream: on.stream().map(Stream::downgrade),
+            };
+            Ok(self.add_zero_sm(state, common, sends, half))
+        })
     }
 
     /// Enqueues a half by `attempt`, which is repeated if the other half becomes the first one meanwhile.
@@ -308,14 +116,16 @@ impl Engine {
         &self,
         state: &mut State,
         (rank, tag): (u32, u32),
-        stream: &Stream,
+        on: &On<'_>,
         attempt: &mut dyn FnMut(&mut State) -> Result<Tried>,
     ) -> Result<Half> {
         self.sweep_if_crowded(state);
         self.settle_zero_sm(state, rank);
         state.requests.reserve(&self.gpu)?;
-        // The stream may wait behind this.
-        mark_others(state, stream, 0)?;
+        if let Some(stream) = on.stream() {
+            // It may wait behind this.
+            mark_others(state, stream, 0)?;
+        }
         let mut tried = Ok(Tried::Overtaken);
         for _ in 0..TRIES {
             tried = attempt(state);
@@ -353,25 +163,20 @@ impl Engine {
     fn add_zero_sm(
         &self,
         state: &mut State,
-        mut common: Common,
-        stream: &Stream,
+        common: Common,
         sends: bool,
         half: Half,
     ) -> RequestKey {
-        common.number = half.number;
-        common.order = state.requests.next_order();
-        common.poster = Poster {
-            lane: 0,
-            stream: Some(stream.downgrade()),
-        };
         let (rank, len) = (common.peer, common.len);
         let message = ZeroSm {
             sends,
             way: half.way,
             arriving: half.arriving,
-            source: half.source,
+            far: half.far,
+            queued: half.queued,
             claimed: None,
-            wanted: false,
+            // The memory of a receive by the CPU may be written now.
+            wanted: !sends && common.poster.stream.is_none(),
             done: None,
         };
         let operation = Operation::ZeroSm(Box::new(message));
@@ -380,17 +185,13 @@ impl Engine {
             let len = if sends { len } else { half.arriving };
             self.finish(state, key, Status::TRUNCATED, len);
             self.settle_zero_sm(state, rank);
+        } else if half.queued {
+            self.advance(state, key);
         }
         key
     }
 
-    fn try_send_half(
-        &self,
-        state: &mut State,
-        spec: &SendOp<'_>,
-        stream: &Stream,
-        len: u64,
-    ) -> Result<Tried> {
+    fn try_send_half(&self, state: &mut State, spec: &SendOp<'_>, len: u64) -> Result<Tried> {
         let rank = spec.to;
         let none = || not_connected(POST, rank);
         let peer = state.peers.get_mut(rank).ok_or_else(none)?;
@@ -402,7 +203,7 @@ impl Engine {
         if channel.is_full() {
             return Err(full(rank, spec.tag, "messages to", "has received"));
         }
-        let source = spec.segments.first();
+        let (source, stream) = (spec.segments.first(), spec.on.stream());
         match channel.entries.agreed(channel.window.next())? {
             Some(First::Receive) => send_direct(channel, shared, source, len, stream),
             Some(First::Send) => {
@@ -420,12 +221,9 @@ impl Engine {
         &self,
         state: &mut State,
         spec: &RecvOp<'_>,
-        stream: &Stream,
+        rank: u32,
         len: u64,
     ) -> Result<Tried> {
-        let Source::Rank(rank) = spec.from else {
-            return Err(not_connected(POST, self.rank));
-        };
         let none = || not_connected(POST, rank);
         let peer = state.peers.get_mut(rank).ok_or_else(none)?;
         let next = peer.zero_sm.recvs.get(&spec.tag).ok_or_else(none)?;
@@ -446,8 +244,8 @@ impl Engine {
         }
         let arriving = first.map(|_| arriving(channel, shared, number, len));
         let arriving = arriving.transpose()?;
-        let place = spec.segments.first();
-        stream.check_room(1)?;
+        let (place, stream) = (spec.segments.first(), spec.on.stream());
+        stream.map_or(Ok(()), |stream| stream.check_room(1))?;
         entries.store(number, Field::Capacity, len);
         let half = match arriving {
             Some(half) => half,
@@ -461,10 +259,7 @@ impl Engine {
                 Half::new(number, Way::Direct)
             }
         };
-        let ready = entries.word(number, Field::Ready)?;
-        let mut list = List::<1>::new();
-        list.store(&ready, value(number));
-        if let Err(e) = list.post(stream, None) {
+        if let Err(e) = entries.set_on(stream, number, Field::Ready) {
             return Ok(Tried::Torn(e));
         }
         channel.window.push(Flight {
@@ -481,7 +276,8 @@ impl Half {
             number,
             way,
             arriving: 0,
-            source: None,
+            far: None,
+            queued: false,
             cut: false,
         }
     }
@@ -529,7 +325,7 @@ fn arriving(channel: &Recvs, shared: &Shared, number: u64, room: u64) -> Result<
     });
     Ok(Half {
         arriving: len,
-        source: source.transpose()?,
+        far: source.transpose()?,
         cut,
         ..Half::new(number, way)
     })
@@ -541,7 +337,7 @@ fn send_direct(
     shared: &Shared,
     source: Option<&Slice>,
     len: u64,
-    stream: &Stream,
+    stream: Option<&Stream>,
 ) -> Result<Tried> {
     let (number, entries) = (channel.window.next(), &channel.entries);
     let mut half = Half::new(number, Way::Direct);
@@ -558,6 +354,15 @@ fn send_direct(
             let at = [Field::RoomKey, Field::RoomOffset].map(|field| entries.load(number, field));
             Some(find(shared, at, len)?)
         }
+    };
+    let Some(stream) = stream else {
+        entries.store(number, Field::Len, len);
+        channel.push(Flight::new(Way::Direct, len));
+        return Ok(Tried::Enqueued(Half {
+            far: to,
+            queued: true,
+            ..half
+        }));
     };
     let [ready, sent] = [Field::Ready, Field::Sent].map(|field| entries.word(number, field));
     let (ready, sent) = (ready?, sent?);
@@ -597,7 +402,7 @@ fn send_staged(
     channel: &mut Sends,
     source: Option<&Slice>,
     len: u64,
-    stream: &Stream,
+    stream: Option<&Stream>,
 ) -> Result<Tried> {
     let (number, entries) = (channel.window.next(), &channel.entries);
     let (slot, behind) = channel.next_slot();
@@ -606,6 +411,21 @@ fn send_staged(
     let taken = behind.map(|before| entries.word(before, Field::Done));
     let taken = taken.transpose()?;
     let room = channel.slot(slot);
+    let flight = Flight {
+        behind,
+        ..Flight::new(Way::Staged { slot }, len)
+    };
+    let mut half = Half::new(number, Way::Staged { slot });
+    let Some(stream) = stream else {
+        entries.store(number, Field::Len, len);
+        entries.store(number, Field::Slot, slot + 1);
+        if !entries.agree(number, First::Send)? {
+            return Ok(Tried::Overtaken);
+        }
+        (half.far, half.queued) = (Some((room.0.clone(), room.1)), true);
+        channel.push(flight);
+        return Ok(Tried::Enqueued(half));
+    };
     let enqueue = || -> Result<Tried> {
         stream.check_room(if behind.is_some() { 3 } else { 2 })?;
         entries.store(number, Field::Len, len);
@@ -621,16 +441,13 @@ fn send_staged(
         let copied = source.map(|from| (room, part(from)));
         let enqueued = move_bytes(stream, list, copied, len, (&sent, value(number)));
         Ok(match enqueued {
-            Ok(()) => Tried::Enqueued(Half::new(number, Way::Staged { slot })),
+            Ok(()) => Tried::Enqueued(half),
             Err(e) => Tried::Torn(e),
         })
     };
     let tried = while_held(stream, behind.is_some(), enqueue)?;
     if let Tried::Enqueued(_) = &tried {
-        channel.push(Flight {
-            behind,
-            ..Flight::new(Way::Staged { slot }, len)
-        });
+        channel.push(flight);
     }
     Ok(tried)
 }
@@ -640,10 +457,10 @@ fn send_pulled(
     channel: &mut Sends,
     source: Option<&Slice>,
     len: u64,
-    stream: &Stream,
+    stream: Option<&Stream>,
 ) -> Result<Tried> {
     let (number, entries) = (channel.window.next(), &channel.entries);
-    stream.check_room(1)?;
+    stream.map_or(Ok(()), |stream| stream.check_room(1))?;
     let (key, offset) = source.map_or((0, 0), place_of);
     entries.store(number, Field::Len, len);
     entries.store(number, Field::Slot, 0);
@@ -652,10 +469,7 @@ fn send_pulled(
     if !entries.agree(number, First::Send)? {
         return Ok(Tried::Overtaken);
     }
-    let sent = entries.word(number, Field::Sent)?;
-    let mut list = List::<1>::new();
-    list.store(&sent, value(number));
-    if let Err(e) = list.post(stream, None) {
+    if let Err(e) = entries.set_on(stream, number, Field::Sent) {
         return Ok(Tried::Torn(e));
     }
     channel.push(Flight::new(Way::Pulled, len));
@@ -675,7 +489,7 @@ pub(super) fn while_held<T>(
 }
 
 /// A region and an offset.
-type At<'a> = (&'a Region, usize);
+pub(super) type At<'a> = (&'a Region, usize);
 
 /// The memory of a slice.
 pub(super) fn part(slice: &Slice) -> At<'_> {

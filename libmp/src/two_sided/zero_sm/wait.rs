@@ -132,7 +132,7 @@ impl Engine {
         let done = entries.word(number, Field::Done)?;
         let from = match message.way {
             Way::Staged { slot } => Some(channel.slot(slot)),
-            _ => message.source.as_ref().map(|(region, at)| (region, *at)),
+            _ => message.far.as_ref().map(|(region, at)| (region, *at)),
         };
         let to = common.segments.as_slice().first().map(part);
         let enqueued = while_held(stream, waits, || {
