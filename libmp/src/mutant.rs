@@ -68,8 +68,8 @@ gds_step::mutants! {
     EarlyDone,
     /// A zero-SM message is copied to a slot before the message before was taken in.
     EarlySlot,
-    /// A sender uses an entry of zero-SM messages again before its receiver has settled the message before.
-    EarlyEntry,
+    /// A stream takes a zero-SM message in before the stream that posts its receive has reached that.
+    UnreachedReceive,
     /// A rank takes the addresses of memory that a peer has named for its own.
     ForeignAddress,
 }

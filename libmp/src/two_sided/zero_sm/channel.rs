@@ -8,7 +8,6 @@ use super::protocol::{
     ENTRIES, First, Flight, SLOTS, Window, agreed, agreement, has, released, value,
 };
 use crate::error::{Error, Kind, Result};
-use crate::mutant::{Mutant, on};
 use crate::path::{Exported, Keys, List, Path, Paths, Remote, Rights};
 use crate::request::zero_sm::Way;
 use crate::wire::control::ZeroSmRoom;
@@ -214,10 +213,7 @@ impl Sends {
 
     /// Whether the entry of the next message is in use.
     pub fn is_full(&self) -> bool {
-        let theirs = match on(Mutant::EarlyEntry) {
-            true => u64::MAX,
-            false => self.entries.load(0, Field::ReceiverSettled),
-        };
+        let theirs = self.entries.load(0, Field::ReceiverSettled);
         self.window.is_full(theirs)
     }
 

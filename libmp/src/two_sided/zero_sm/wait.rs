@@ -125,7 +125,8 @@ impl Engine {
             entries.word(number, Field::Sent)?,
         );
         let awaited = [
-            (!own && lacks(Field::Ready)).then_some((&ready, value(number))),
+            (!own && lacks(Field::Ready) && !on(Mutant::UnreachedReceive))
+                .then_some((&ready, value(number))),
             lacks(Field::Sent).then_some((&sent, released(number))),
         ];
         let waits = awaited.iter().any(Option::is_some);
