@@ -29,6 +29,8 @@ pub(crate) struct ZeroSm {
     pub far: Option<(Region, usize)>,
     /// A send by the CPU that waits for its receive or for its slot.
     pub queued: bool,
+    /// Bytes that the CPU has copied.
+    pub moved: u64,
     /// The stream that takes the message in.
     pub claimed: Option<u64>,
     /// The CPU was asked to complete it.

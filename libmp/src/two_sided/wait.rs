@@ -172,7 +172,8 @@ impl Engine {
     /// The failure with which it ended; `NoSuchRequest` if it was not posted.
     pub(super) fn needs_wait(&self, state: &mut State, key: RequestKey) -> Result<bool> {
         let entry = state.requests.get(key);
-        if entry.is_some_and(|e| e.in_flight().is_some() && e.poster.stream.is_none()) {
+        let by_cpu = |e: &Entry| e.in_flight().is_some() && e.poster.stream.is_none();
+        if entry.is_some_and(|e| by_cpu(e) || e.zero_sm().is_some()) {
             // It may have ended since the last check.
             self.advance(state, key);
         }

@@ -3,7 +3,7 @@
 use gdsync::Status;
 
 use super::channel::{Field, Sends};
-use super::post::{At, part};
+use super::post::part;
 use crate::request::entry::{Entry, Operation};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
@@ -13,15 +13,17 @@ use crate::two_sided::progress::arrived;
 use crate::two_sided::state::State;
 use crate::two_sided::take::copy_region;
 
+/// Bytes that the CPU copies at a time, because other calls wait meanwhile.
+const PART: u64 = 4 << 20;
+
 /// How a message ends.
 enum End {
     With(Status, u64),
-    /// The message is longer than its receive, whose streams wait still.
+    /// The message of this length is longer than its receive, and the other rank has ended its half: streams of
+    /// this rank wait still.
     Cut(u64),
-    /// The CPU takes it in.
-    Take,
-    /// The CPU copies it to its receiver.
-    Leave,
+    /// When the CPU has copied it.
+    Copied,
 }
 
 impl Engine {
@@ -33,22 +35,21 @@ impl Engine {
         if entry.status().is_some() {
             return state.requests.forget(key);
         }
-        let (rank, tag, number) = (entry.peer, entry.tag, entry.number);
-        let (cut, (status, len)) = match self.end_of_zero_sm(state, key) {
+        let (status, len) = match self.end_of_zero_sm(state, key) {
             None => return false,
-            Some(End::With(status, len)) => (false, (status, len)),
-            Some(End::Cut(len)) => (true, (Status::TRUNCATED, len)),
-            Some(End::Take) => (false, self.take_zero_sm(state, key)),
-            Some(End::Leave) => (false, self.leave_zero_sm(state, key)),
+            Some(End::With(status, len)) => (status, len),
+            Some(End::Cut(len)) => {
+                self.finish(state, key, Status::TRUNCATED, len);
+                // Behind the error word.
+                end_cut(state, key);
+                return true;
+            }
+            Some(End::Copied) => match self.copy_zero_sm(state, key) {
+                Some(end) => end,
+                None => return true,
+            },
         };
         self.finish(state, key, status, len);
-        if cut
-            && let Some(peer) = state.peers.get(rank)
-            && let Some(channel) = peer.zero_sm.recvs.get(&tag)
-        {
-            // Behind the error word.
-            channel.entries.set(number, Field::Sent);
-        }
         true
     }
 
@@ -63,19 +64,15 @@ impl Engine {
             if channel.window.get(number).is_some_and(|flight| flight.lost) {
                 return Some(lost());
             }
-            let load = |field| channel.entries.load(number, field);
             if message.queued {
-                return channel.may_leave(number).then_some(End::Leave);
+                return channel.may_leave(number).then_some(End::Copied);
             }
-            if !channel.entries.has(number, Sends::end(message.way)) {
-                return None;
-            }
-            let pulled = message.way == Way::Pulled;
-            let status = match pulled && load(Field::Capacity) < entry.len {
-                true => Status::TRUNCATED,
-                false => Status::SUCCESS,
+            let has = |field| channel.entries.has(number, field);
+            return match (has(Sends::end(message.way)), message.way) {
+                (true, _) => Some(End::With(Status::SUCCESS, entry.len)),
+                (false, Way::Pulled) => has(Field::Cut).then_some(End::Cut(entry.len)),
+                (false, _) => None,
             };
-            return Some(End::With(status, entry.len));
         }
         let channel = peer.zero_sm.recvs.get(&entry.tag)?;
         if channel.window.get(number).is_some_and(|flight| flight.lost) {
@@ -101,64 +98,63 @@ impl Engine {
             let poster = entry.poster.stream.as_ref();
             has(Field::Ready) || poster.is_none_or(|stream| stream.has_ended())
         };
-        (message.wanted && has(Field::Sent) && reached()).then_some(End::Take)
+        (message.wanted && has(Field::Sent) && reached()).then_some(End::Copied)
     }
 
-    /// Copies a message to the memory of its receive, by the CPU.
-    fn take_zero_sm(&self, state: &State, key: RequestKey) -> (Status, u64) {
-        let closed = (Status::CLOSED, 0);
-        let Some(entry) = state.requests.get(key) else {
-            return closed;
+    /// Copies a part of a message by the CPU: to the memory of its receive, or to a slot. `None`: it was not the
+    /// last one.
+    fn copy_zero_sm(&self, state: &mut State, key: RequestKey) -> Option<(Status, u64)> {
+        let State {
+            peers, requests, ..
+        } = &mut *state;
+        let Entry { common, operation } = requests.get_mut(key)?;
+        let Operation::ZeroSm(message) = operation else {
+            return None;
         };
-        let Some((message, peer)) = entry.zero_sm().zip(state.peers.get(entry.peer)) else {
-            return closed;
-        };
-        let Some(channel) = peer.zero_sm.recvs.get(&entry.tag) else {
-            return closed;
-        };
-        let len = message.arriving;
-        let from = match message.way {
-            Way::Staged { slot } => Some(channel.slot(slot)),
-            _ => message.far.as_ref().map(|(region, at)| (region, *at)),
-        };
-        let to = entry.segments.as_slice().first().map(part);
-        let ended = self.copied(to.zip(from), len);
-        channel.entries.set(entry.number, Field::Done);
-        ended
-    }
-
-    /// Copies a message from its memory to that of its receive, or to a slot, by the CPU.
-    fn leave_zero_sm(&self, state: &State, key: RequestKey) -> (Status, u64) {
-        let closed = (Status::CLOSED, 0);
-        let Some(entry) = state.requests.get(key) else {
-            return closed;
-        };
-        let Some((message, peer)) = entry.zero_sm().zip(state.peers.get(entry.peer)) else {
-            return closed;
-        };
-        let Some(channel) = peer.zero_sm.sends.get(&entry.tag) else {
-            return closed;
-        };
-        let to = message.far.as_ref().map(|(region, at)| (region, *at));
-        let from = entry.segments.as_slice().first().map(part);
-        let ended = self.copied(to.zip(from), entry.len);
-        channel.entries.set(entry.number, Field::Sent);
-        ended
-    }
-
-    /// Copies `len` bytes between regions, by the CPU, and returns how the message ends.
-    fn copied(&self, memory: Option<(At<'_>, At<'_>)>, len: u64) -> (Status, u64) {
-        let copied = match memory.filter(|_| len > 0) {
-            Some((to, from)) => copy_region(to, from, len as usize),
-            None => Ok(()),
-        };
-        match copied {
-            Ok(()) => (Status::SUCCESS, len),
-            Err(e) => {
-                tracing::warn!(target: "mp", "rank {}: {e}", self.rank);
-                (e.status().unwrap_or(Status::LOCAL_ACCESS), 0)
+        let peer = peers.get(common.peer)?;
+        let far = message.far.as_ref().map(|(region, at)| (region, *at));
+        let own = common.segments.as_slice().first().map(part);
+        let (entries, to, from, len) = match message.sends {
+            true => {
+                let channel = peer.zero_sm.sends.get(&common.tag)?;
+                (&channel.entries, far, own, common.len)
             }
+            false => {
+                let channel = peer.zero_sm.recvs.get(&common.tag)?;
+                let slot = match message.way {
+                    Way::Staged { slot } => Some(channel.slot(slot)),
+                    _ => far,
+                };
+                (&channel.entries, own, slot, message.arriving)
+            }
+        };
+        let (at, n) = (message.moved as usize, PART.min(len - message.moved));
+        let copied = match to.zip(from) {
+            Some((to, from)) if n > 0 => {
+                copy_region((to.0, to.1 + at), (from.0, from.1 + at), n as usize)
+            }
+            _ => Ok(()),
+        };
+        message.moved += n;
+        let ends = copied.is_err() || message.moved == len;
+        match (message.sends, ends) {
+            (_, false) => return None,
+            (true, true) if copied.is_ok() => entries.set(common.number, Field::Sent),
+            (true, true) => {}
+            (false, true) => entries.set(common.number, Field::Done),
         }
+        let Err(e) = copied else {
+            return Some((Status::SUCCESS, len));
+        };
+        let status = e.status().unwrap_or(Status::LOCAL_ACCESS);
+        // The receiver would wait for it.
+        self.give_up_for(
+            state,
+            key,
+            status,
+            format!("the message cannot be copied: {e}"),
+        );
+        Some((status, 0))
     }
 
     /// Settles the messages with a rank, and reports sends that had ended with success and were too long.
@@ -210,4 +206,25 @@ impl Engine {
             message.wanted = true;
         }
     }
+}
+
+/// Releases the streams that wait for a message that was longer than its receive.
+fn end_cut(state: &State, key: RequestKey) {
+    let Some(entry) = state.requests.get(key) else {
+        return;
+    };
+    let Some(peer) = state.peers.get(entry.peer) else {
+        return;
+    };
+    let channels = &peer.zero_sm;
+    match entry.is_receive() {
+        true => {
+            let channel = channels.recvs.get(&entry.tag);
+            channel.map(|channel| channel.entries.set(entry.number, Field::Sent))
+        }
+        false => {
+            let channel = channels.sends.get(&entry.tag);
+            channel.map(|channel| channel.entries.set(entry.number, Field::Done))
+        }
+    };
 }

@@ -53,8 +53,9 @@ pub(super) enum Field {
     /// The receiver has taken the message in: stored by the stream or the CPU that copies. The sender waits for
     /// it before it uses the slot again, or before a long send ends.
     Done,
-    /// Nothing is copied, because the message is longer than its receive, which was first: stored by the
-    /// sender's CPU behind `Len`; the receiver's CPU loads it.
+    /// Nothing is copied, because the message is longer than its receive. If the receive was first, the sender's
+    /// CPU stores it, behind `Len`, and the receiver's CPU loads it; for a long message that was first, the
+    /// reverse. The CPU that loads it then stores `sent` or `done` for its own streams.
     Cut,
 }
 
@@ -376,7 +377,13 @@ impl Recvs {
         let entries = &self.entries;
         for (number, flight) in self.window.iter_mut() {
             if flight.discards && entries.has(number, Field::Sent) {
-                entries.set(number, Field::Done);
+                entries.set(
+                    number,
+                    match flight.way {
+                        Way::Pulled => Field::Cut,
+                        _ => Field::Done,
+                    },
+                );
                 flight.discards = false;
             }
         }

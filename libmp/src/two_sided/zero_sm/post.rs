@@ -174,6 +174,7 @@ impl Engine {
             arriving: half.arriving,
             far: half.far,
             queued: half.queued,
+            moved: 0,
             claimed: None,
             // The memory of a receive by the CPU may be written now.
             wanted: !sends && common.poster.stream.is_none(),
