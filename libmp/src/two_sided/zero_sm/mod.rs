@@ -15,6 +15,8 @@ mod choice;
 mod open;
 mod post;
 mod protocol;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use std::collections::{BTreeMap, BTreeSet};

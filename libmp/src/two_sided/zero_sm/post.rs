@@ -25,16 +25,16 @@ pub(super) const POST: &str = "post zero-SM message";
 const TRIES: usize = 4;
 
 /// A half that was enqueued.
-struct Half {
+pub(super) struct Half {
     number: u64,
-    way: Way,
+    pub way: Way,
     /// Of a receive whose send was first.
-    arriving: u64,
-    far: Option<(Region, usize)>,
+    pub arriving: u64,
+    pub far: Option<(Region, usize)>,
     /// The CPU copies it later.
     queued: bool,
     /// The message is longer than its receive.
-    cut: bool,
+    pub cut: bool,
 }
 
 /// The result of a try to enqueue a half.
@@ -291,7 +291,7 @@ fn place_of(slice: &Slice) -> (u64, u64) {
 }
 
 /// Memory of the peer that it has named by key and offset, if it has room for `len` bytes there.
-fn find(shared: &Shared, [key, offset]: [u64; 2], len: u64) -> Result<(Region, usize)> {
+pub(super) fn find(shared: &Shared, [key, offset]: [u64; 2], len: u64) -> Result<(Region, usize)> {
     let key = u32::try_from(key).ok();
     let region = key.and_then(|key| shared.region(key));
     let end = offset.checked_add(len);
@@ -307,7 +307,7 @@ fn find(shared: &Shared, [key, offset]: [u64; 2], len: u64) -> Result<(Region, u
 }
 
 /// What a receive with room for `room` bytes finds of a send that was first.
-fn arriving(channel: &Recvs, shared: &Shared, number: u64, room: u64) -> Result<Half> {
+pub(super) fn arriving(channel: &Recvs, shared: &Shared, number: u64, room: u64) -> Result<Half> {
     let load = |field| channel.entries.load(number, field);
     let (len, slot) = (load(Field::Len), load(Field::Slot));
     let way = match slot.checked_sub(1) {
