@@ -5,7 +5,8 @@
 //! `cells` lists the settings and their valid combinations. `run` runs the ranks of a cell as
 //! threads of this process, `processes` as processes that `launch` starts. In `lost` one rank dies
 //! or stops, and the others continue. `windows` has the one-sided operations,
-//! `collectives` the calls of all ranks, `words` the waits for words, `graphs` the messages in graphs.
+//! `collectives` the calls of all ranks, `words` the waits for words, `graphs` the messages in graphs,
+//! `zero_sm` those without kernels.
 
 mod cells;
 mod collectives;
@@ -16,6 +17,7 @@ pub(super) mod processes;
 mod run;
 mod windows;
 mod words;
+pub(super) mod zero_sm;
 
 use std::time::Instant;
 
@@ -134,6 +136,9 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
             if runtime == Runtime::Cuda || suite.chosen.provider == Provider::Emulated {
                 suite.add(runtime, format!("graphs: {kind:?}"), move || {
                     graphs::graphs(runtime, gpus, kind)
+                });
+                suite.add(runtime, format!("zero-SM: {kind:?}"), move || {
+                    zero_sm::zero_sm(runtime, gpus, kind)
                 });
             }
         }
