@@ -234,3 +234,81 @@ fn dies(rank: &Rank, death: Death, phase: &Phase) {
     rank.barrier();
     rank.barrier();
 }
+
+/// What a stream waits for while the other rank lives, and the time limit.
+#[test]
+fn watchdog_and_time_limit_name_what_a_zero_sm_message_lacks() {
+    type Case = (
+        &'static str,
+        Before,
+        fn(&Context, &Stream, &Memory) -> Request,
+    );
+    let cases: [Case; 4] = [
+        (
+            "no stream of rank 1 has reached its receive",
+            Before::Holds(&[SMALL]),
+            |ctx, stream, memory| send(ctx, stream, memory, SMALL),
+        ),
+        (
+            "has not taken in the message 16 before",
+            Before::Nothing,
+            |ctx, stream, memory| {
+                (0..SLOTS).for_each(|_| drop(send(ctx, stream, memory, SMALL)));
+                send(ctx, stream, memory, SMALL)
+            },
+        ),
+        (
+            "no stream of rank 1 has reached its receive",
+            Before::Nothing,
+            |ctx, stream, memory| {
+                let long = send(ctx, stream, memory, LARGE);
+                long.wait_on(stream).unwrap();
+                long
+            },
+        ),
+        (
+            "no message has arrived",
+            Before::Nothing,
+            |ctx, stream, memory| {
+                let receive = receive(ctx, stream, memory, SMALL);
+                receive.wait_on(stream).unwrap();
+                receive
+            },
+        ),
+    ];
+    for (seed, (lacks, before, make)) in (0..).zip(cases) {
+        let run = play(seed, 2, move |rank| {
+            let build = |builder: Builder| build(builder).watchdog(millis(500));
+            let ctx = rank.open(build);
+            let stream = ctx.gpu().stream().unwrap();
+            let memory = ctx.alloc(MemoryKind::Device, LARGE).unwrap();
+            let gate = Gate::new(ctx.gpu());
+            if rank.me == VICTIM {
+                if let Before::Holds(lens) = before {
+                    gate.hold(&stream);
+                    for len in lens {
+                        drop(receive(&ctx, &stream, &memory, *len));
+                    }
+                }
+                rank.barrier();
+                rank.barrier();
+                gate.open();
+                return rank.barrier();
+            }
+            rank.barrier();
+            let request = make(&ctx, &stream, &memory);
+            rank.pass(millis(800));
+            let stuck = ctx.stuck();
+            assert_eq!(stuck.len(), 1, "{lacks}: {stuck:?}");
+            assert_eq!((stuck[0].stream, stuck[0].tag), (stream.id(), 1));
+            assert!(stuck[0].what.contains(lacks), "{lacks}: {}", stuck[0].what);
+            let e = request.wait(LIMIT).unwrap_err();
+            peer_failed(&e, VICTIM);
+            assert!(e.to_string().contains(lacks), "{lacks}: {e}");
+            assert!(stream.synchronize(LIMIT).unwrap());
+            rank.barrier();
+            rank.barrier();
+        });
+        assert!(run.report.unfinished.is_empty());
+    }
+}
