@@ -51,7 +51,7 @@ enum First {
     Any,
 }
 
-/// Who waits for the receive.
+/// The party that waits for the receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waits {
     Own,
@@ -60,7 +60,7 @@ enum Waits {
 }
 
 #[test]
-fn messages_of_all_lengths_arrive_whichever_half_is_first_and_whoever_waits() {
+fn messages_of_all_lengths_arrive_whichever_half_is_first_and_whichever_party_waits() {
     ranks_with(2, mapped, |ctx| {
         let me = ctx.rank();
         let [stream, other] = [0; 2].map(|_| ctx.gpu().stream().unwrap());

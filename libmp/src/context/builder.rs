@@ -17,7 +17,8 @@ use crate::two_sided::engine::Engine;
 /// The settings of a [`Context`] before it is built. [`Context::builder`] makes one.
 ///
 /// A setting that is not given comes from the environment or has a default. All ranks must use the
-/// same [`eager_limit`](Builder::eager_limit) and [`depth`](Builder::depth): otherwise the first
+/// same [`eager_limit`](Builder::eager_limit), [`depth`](Builder::depth) and
+/// [`zero_sm`](Builder::zero_sm): otherwise the first
 /// use of a peer fails with [`Kind::Protocol`](crate::Kind::Protocol).
 ///
 /// ```
@@ -80,7 +81,7 @@ impl Builder {
         self
     }
 
-    /// Sets whether the sends and receives that streams post to other ranks of this host are
+    /// Sets whether the sends and receives that name another rank of this host are
     /// [zero-SM messages](crate::Context#zero-sm-messages) by default. All ranks must use the same; otherwise the
     /// first use of a peer fails with [`Kind::Protocol`](crate::Kind::Protocol). With these ranks, what
     /// cannot be such a message is then refused with `Unsupported`, unless

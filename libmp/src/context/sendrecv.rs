@@ -103,7 +103,8 @@ impl Context {
     /// - As [`prepare_recv`](Context::prepare_recv) and [`prepare_send`](Context::prepare_send):
     ///   nothing is enqueued then.
     /// - As [`post_all_on`](Context::post_all_on): nothing is enqueued then. If a side names a
-    ///   stream, as [`Request::post`] for the send: the receive continues as a dropped request.
+    ///   stream, or may be a [zero-SM message](Context#zero-sm-messages), as
+    ///   [`post_send`](Context::post_send) for the send: the receive continues as a dropped request.
     /// - As [`wait_all_on`](Context::wait_all_on): both continue as dropped requests.
     pub fn sendrecv_on<'a>(
         &self,

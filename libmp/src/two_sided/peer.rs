@@ -15,7 +15,7 @@ use super::lanes::StreamLanes;
 use super::liveness::Liveness;
 use super::ready::READY;
 use super::state::not_connected;
-use super::zero_sm::ZeroSmChannels;
+use super::zero_sm::{self, ZeroSmChannels};
 use crate::error::{Error, Kind, Result};
 use crate::path::{Can, LANES, Lane, Link, Paths, Put};
 use crate::plan::{LaneId, PeerLanes};
@@ -172,6 +172,14 @@ impl<'a> Setup<'a> {
         circuits::Origin {
             paths: self.paths,
             start: self.config.start,
+        }
+    }
+
+    /// What a channel of zero-SM messages is made from.
+    pub fn zero_sm(&self) -> zero_sm::Origin<'a> {
+        zero_sm::Origin {
+            paths: self.paths,
+            room: self.config.eager_limit.next_multiple_of(64),
         }
     }
 }
@@ -448,8 +456,8 @@ impl Peer {
             Control::Mapped { key, place } => self.link.shared.answered(*key, *place)?,
             Control::Released { key } => self.link.shared.close(*key),
             Control::Circuit(end) => self.circuits.peer_made(setup.circuits(), end, out)?,
-            Control::AskZeroSm { tag } => self.zero_sm.peer_asks(setup, *tag, out)?,
-            Control::ZeroSm(room) => self.zero_sm.peer_made(setup, room)?,
+            Control::AskZeroSm { tag } => self.zero_sm.peer_asks(setup.zero_sm(), *tag, out)?,
+            Control::ZeroSm(room) => self.zero_sm.peer_made(setup.zero_sm(), room)?,
             Control::Ping => out.push(Control::Pong),
             Control::Pong
             | Control::Truncated { .. }

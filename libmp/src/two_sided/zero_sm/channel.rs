@@ -21,7 +21,7 @@ const ENTRY: usize = 128;
 
 /// The words of the block. Each is stored by one party at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Field {
+pub enum Field {
     /// Number of messages that the receiver has settled. Its CPU stores it; the CPU of the sender loads it
     /// before it uses an entry again.
     ReceiverSettled,
@@ -82,7 +82,7 @@ impl Field {
 }
 
 /// The entries, as this rank reaches them.
-pub(super) struct Entries(Region);
+pub struct Entries(Region);
 
 impl Entries {
     /// A word of the entry of message `number`.
@@ -167,7 +167,7 @@ impl Entries {
 }
 
 /// The sending side of a channel.
-pub(super) struct Sends {
+pub struct Sends {
     pub entries: Entries,
     /// The memory of the slots, and their offset and size there.
     slots: Region,
@@ -295,7 +295,7 @@ impl Sends {
         cut
     }
 
-    /// Whether all messages are copied, or lie in memory that stays.
+    /// Whether all messages are copied, or are in memory that stays.
     pub fn is_quiet(&self) -> bool {
         let mut flights = self.window.iter();
         flights.all(|(number, flight)| flight.ended || self.entries.has(number, Field::Sent))
@@ -321,7 +321,7 @@ impl Sends {
 }
 
 /// The receiving side of a channel.
-pub(super) struct Recvs {
+pub struct Recvs {
     pub entries: Entries,
     /// Holds the registration of the entries.
     keys: Keys,
@@ -364,6 +364,11 @@ impl Recvs {
     pub fn is_full(&self) -> bool {
         let theirs = self.entries.load(0, Field::SenderSettled);
         self.window.is_full(theirs)
+    }
+
+    /// Whether the next message has arrived.
+    pub fn has_next(&self) -> bool {
+        self.entries.has(self.window.next(), Field::Sent)
     }
 
     /// The memory of a slot.

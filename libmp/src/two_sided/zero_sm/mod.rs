@@ -3,37 +3,46 @@
 //!
 //! The channel of a tag in one direction has numbers of its own: zero-SM messages match each other in the
 //! order in which the two ranks post them, and never match other messages. `protocol` has what the two
-//! sides agree on, `channel` their memory. The operations of the engine are in `choice` (which messages these
-//! are), `open`, `post`, `wait` and `advance`.
+//! sides agree on, `channel` their memory, `half` how a side enqueues its half of a message. The operations of the engine are in `zero_choice`, `zero_post`, `zero_wait` and
+//! `zero_advance`.
 //!
 //! The receiver makes the memory, when its program posts the first receive or when the sender asks. So a
 //! receive waits for nothing; the first send waits for the background work of the receiver.
 
-mod advance;
 mod channel;
-mod choice;
-mod open;
-mod post;
+mod half;
 mod protocol;
 #[cfg(test)]
 mod tests;
-mod wait;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::channels::MOST_CHANNELS;
-use super::peer::Setup;
 use crate::error::{Error, Kind, Result};
+use crate::path::Paths;
 use crate::request::zero_sm::Way;
 use crate::wire::control::{Control, ZeroSmRoom};
 
-use channel::{Field, OPEN, Recvs, Sends};
+use channel::OPEN;
+pub(super) use channel::{Field, Recvs, Sends};
+pub(super) use half::{Half, POST, Tried, move_bytes, part, receive, send, while_held};
+pub(super) use protocol::{ENTRIES, released, value};
+
+/// Maximum number of channels that a peer opens before this rank posts under their tags.
+const AHEAD: usize = 2048;
+
+/// What a channel is made from.
+#[derive(Clone, Copy)]
+pub(crate) struct Origin<'a> {
+    pub paths: &'a Paths,
+    /// Bytes of a slot.
+    pub room: usize,
+}
 
 /// The channels of zero-SM messages to and from one rank, by tag.
 #[derive(Default)]
 pub(crate) struct ZeroSmChannels {
-    sends: BTreeMap<u32, Sends>,
-    recvs: BTreeMap<u32, Recvs>,
+    pub(super) sends: BTreeMap<u32, Sends>,
+    pub(super) recvs: BTreeMap<u32, Recvs>,
     /// The tags for whose memory the peer was asked.
     asked: BTreeSet<u32>,
     /// Number of channels for which the peer has asked, and under which this rank has posted nothing.
@@ -46,9 +55,9 @@ impl ZeroSmChannels {
     ///
     /// # Errors
     /// Those of the memory.
-    fn begin(
+    pub fn begin(
         &mut self,
-        setup: &Setup<'_>,
+        from: Origin<'_>,
         (tag, sends): (u32, bool),
         out: &mut Vec<Control>,
     ) -> Result<bool> {
@@ -60,7 +69,7 @@ impl ZeroSmChannels {
             return Ok(open);
         }
         if !self.recvs.contains_key(&tag) {
-            self.make(setup, tag, out)?;
+            self.make(from, tag, out)?;
         }
         if let Some(channel) = self.recvs.get_mut(&tag)
             && !std::mem::replace(&mut channel.used, true)
@@ -70,8 +79,8 @@ impl ZeroSmChannels {
         Ok(true)
     }
 
-    fn make(&mut self, setup: &Setup<'_>, tag: u32, out: &mut Vec<Control>) -> Result<()> {
-        let channel = Recvs::make(setup.paths, room(setup))?;
+    fn make(&mut self, from: Origin<'_>, tag: u32, out: &mut Vec<Control>) -> Result<()> {
+        let channel = Recvs::make(from.paths, from.room)?;
         out.push(Control::ZeroSm(Box::new(channel.record(tag))));
         self.recvs.insert(tag, channel);
         self.unused += 1;
@@ -82,44 +91,44 @@ impl ZeroSmChannels {
     ///
     /// # Errors
     /// `Protocol` for too many tags; those of the memory.
-    pub fn peer_asks(&mut self, setup: &Setup<'_>, tag: u32, out: &mut Vec<Control>) -> Result<()> {
+    pub fn peer_asks(&mut self, from: Origin<'_>, tag: u32, out: &mut Vec<Control>) -> Result<()> {
         if self.recvs.contains_key(&tag) {
             // The memory was sent when it was made.
             return Ok(());
         }
-        if self.unused >= MOST_CHANNELS {
+        if self.unused >= AHEAD {
             let what = "the peer sends zero-SM messages under too many tags under which this rank has \
                         posted no receive";
             let error = Error::new(OPEN, Kind::Protocol, what);
-            return Err(error.with_limit(MOST_CHANNELS, "tags"));
+            return Err(error.with_limit(AHEAD, "tags"));
         }
-        self.make(setup, tag, out)
+        self.make(from, tag, out)
     }
 
     /// Handles the memory of a peer that receives under a tag.
     ///
     /// # Errors
     /// `Protocol` for memory that does not fit, a second answer, or too many tags.
-    pub fn peer_made(&mut self, setup: &Setup<'_>, theirs: &ZeroSmRoom) -> Result<()> {
+    pub fn peer_made(&mut self, from: Origin<'_>, theirs: &ZeroSmRoom) -> Result<()> {
         let tag = theirs.tag;
         if self.sends.contains_key(&tag) {
             let what = "the peer named the memory of a channel twice";
             return Err(Error::new(OPEN, Kind::Protocol, what));
         }
         let unasked = self.sends.len().saturating_sub(self.asked.len());
-        if !self.asked.contains(&tag) && unasked >= MOST_CHANNELS {
+        if !self.asked.contains(&tag) && unasked >= AHEAD {
             let what = "the peer receives zero-SM messages under too many tags under which this rank \
                         has posted no send";
             let error = Error::new(OPEN, Kind::Protocol, what);
-            return Err(error.with_limit(MOST_CHANNELS, "tags"));
+            return Err(error.with_limit(AHEAD, "tags"));
         }
-        let channel = Sends::open(setup.paths, room(setup), theirs)?;
+        let channel = Sends::open(from.paths, from.room, theirs)?;
         self.sends.insert(tag, channel);
         Ok(())
     }
 
     /// Whether the program has posted a receive under a tag.
-    fn is_used(&self, tag: u32) -> bool {
+    pub fn is_used(&self, tag: u32) -> bool {
         self.recvs.get(&tag).is_some_and(|channel| channel.used)
     }
 
@@ -184,9 +193,4 @@ impl ZeroSmChannels {
         self.sends.values_mut().for_each(Sends::fail);
         self.recvs.values_mut().for_each(Recvs::fail);
     }
-}
-
-/// Bytes of a slot.
-fn room(setup: &Setup<'_>) -> usize {
-    setup.config.eager_limit.next_multiple_of(64)
 }

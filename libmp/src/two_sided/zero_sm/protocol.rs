@@ -2,7 +2,7 @@
 //! entry, and the messages that a side has in flight.
 //!
 //! Message n uses entry n modulo [`ENTRIES`]. The two ranks agree by the *agreement word* which half was
-//! enqueued first; then both know who copies, because addresses and lengths of a copy engine are constants:
+//! enqueued first; then both know which side copies, because addresses and lengths of a copy engine are constants:
 //! - The receive: the sender's stream waits until the receive is `ready`, copies to its memory, and
 //!   stores `sent`.
 //! - The send, of a short message: the sender's stream copies to a slot in memory of the receiver and stores
@@ -18,19 +18,19 @@ use std::collections::VecDeque;
 use crate::request::zero_sm::Way;
 
 /// Number of entries: a side is at most so many messages ahead of what both sides have settled.
-pub(super) const ENTRIES: u64 = 256;
+pub const ENTRIES: u64 = 256;
 /// Number of slots for short messages whose receive is not posted.
-pub(super) const SLOTS: u64 = 16;
+pub const SLOTS: u64 = 16;
 
 /// The half of a message that was enqueued first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum First {
+pub enum First {
     Receive,
     Send,
 }
 
 /// The agreement word of a message. Smaller values are of earlier messages of the entry.
-pub(super) fn agreement(number: u64, first: First) -> u64 {
+pub fn agreement(number: u64, first: First) -> u64 {
     let first = match first {
         First::Receive => 1,
         First::Send => 2,
@@ -42,7 +42,7 @@ pub(super) fn agreement(number: u64, first: First) -> u64 {
 ///
 /// # Errors
 /// The word, if no rank stores it for the message or an earlier one of the entry.
-pub(super) fn agreed(word: u64, number: u64) -> Result<Option<First>, u64> {
+pub fn agreed(word: u64, number: u64) -> Result<Option<First>, u64> {
     match word.checked_sub(4 * (number + 1)) {
         None => Ok(None),
         Some(1) => Ok(Some(First::Receive)),
@@ -52,25 +52,25 @@ pub(super) fn agreed(word: u64, number: u64) -> Result<Option<First>, u64> {
 }
 
 /// The value that the words `ready`, `sent`, `done` and `cut` of a message take.
-pub(super) fn value(number: u64) -> u64 {
+pub fn value(number: u64) -> u64 {
     2 * (number + 1)
 }
 
 /// The value by which a rank releases its own streams from their wait for a word of the peer, and for which
 /// they wait. It is smaller than the word's value, for which all others wait, and greater than that of
 /// earlier messages of the entry.
-pub(super) fn released(number: u64) -> u64 {
+pub fn released(number: u64) -> u64 {
     value(number) - 1
 }
 
 /// Whether a word has the value of a message, or of a later one of its entry.
-pub(super) fn has(word: u64, number: u64) -> bool {
+pub fn has(word: u64, number: u64) -> bool {
     word >= value(number)
 }
 
 /// A message in flight, of one side.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Flight {
+pub struct Flight {
     pub way: Way,
     /// Bytes of the message, or of the room of the receive.
     pub len: u64,
@@ -99,7 +99,7 @@ impl Flight {
 
 /// The messages of one side that are not settled.
 #[derive(Debug, Default)]
-pub(super) struct Window {
+pub struct Window {
     settled: u64,
     flights: VecDeque<Flight>,
 }

@@ -7,7 +7,7 @@ use gdsync::rdma::Device;
 use proptest::prelude::*;
 
 use super::channel::{BLOCK_LEN, Field, Recvs, Sends};
-use super::post::{arriving, find};
+use super::half::{arriving, find};
 use super::protocol::{First, SLOTS, agreement};
 use super::*;
 use crate::path::{Paths, Shared, export};

@@ -1,14 +1,15 @@
-//! Which sends and receives are zero-SM messages: those that ask for it, and all with other ranks of the host if
-//! the context does.
+//! Which sends and receives are zero-SM messages, those that ask for it, and all with other ranks of the host if
+//! the context does; and how their channels open.
 
-use super::post::POST;
-use crate::error::{Error, Kind, Result};
+use super::engine::Engine;
+use super::null::NULL_RANK;
+use super::peer::Need;
+use super::spec::{On, RecvOp, SendOp, SizeSource, Source};
+use super::state::not_connected;
+use super::zero_sm::POST;
+use crate::error::{Error, Kind, Result, time};
 use crate::path::Path;
-use crate::two_sided::engine::Engine;
-use crate::two_sided::null::NULL_RANK;
-use crate::two_sided::peer::Need;
-use crate::two_sided::spec::{On, RecvOp, SendOp, SizeSource, Source};
-use crate::two_sided::state::not_connected;
+use crate::region::Slice;
 
 /// What a call that sends or receives asks for.
 struct Asked<'a> {
@@ -28,11 +29,7 @@ impl Engine {
     /// # Errors
     /// `Unsupported` if it is to be one and cannot.
     #[inline]
-    pub(in crate::two_sided) fn is_zero_sm_send(
-        &self,
-        spec: &SendOp<'_>,
-        post: bool,
-    ) -> Result<bool> {
+    pub fn is_zero_sm_send(&self, spec: &SendOp<'_>, post: bool) -> Result<bool> {
         if spec.zero_sm == Some(false) || spec.zero_sm.is_none() && !self.zero_sm_by_default() {
             return Ok(false);
         }
@@ -49,11 +46,7 @@ impl Engine {
 
     /// As [`Engine::is_zero_sm_send`], of a receive.
     #[inline]
-    pub(in crate::two_sided) fn is_zero_sm_recv(
-        &self,
-        spec: &RecvOp<'_>,
-        post: bool,
-    ) -> Result<bool> {
+    pub fn is_zero_sm_recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<bool> {
         if spec.zero_sm == Some(false) || spec.zero_sm.is_none() && !self.zero_sm_by_default() {
             return Ok(false);
         }
@@ -136,5 +129,65 @@ impl Engine {
             )),
             None => Err(not_connected(POST, rank)),
         }
+    }
+
+    /// Waits until a channel is open.
+    pub fn open_zero_sm(&self, rank: u32, tag: u32, sends: bool) -> Result<()> {
+        let mut answer = self.try_open_zero_sm(rank, tag, sends);
+        if matches!(answer, Ok(false)) {
+            drop(self.ensure(rank, &On::Cpu, Need::Lanes)?);
+            let deadline = self.host().now() + self.config.timeout;
+            self.wait(deadline, &mut || {
+                self.progress();
+                answer = self.try_open_zero_sm(rank, tag, sends);
+                !matches!(answer, Ok(false))
+            });
+        }
+        if answer? {
+            return Ok(());
+        }
+        let what = format!(
+            "rank {rank} did not answer within {} (Builder::timeout); check that it calls progress() if \
+             it has Progress::Manual",
+            time(self.config.timeout)
+        );
+        Err(Error::new(POST, Kind::Timeout, what).with_rank(rank))
+    }
+
+    fn try_open_zero_sm(&self, rank: u32, tag: u32, sends: bool) -> Result<bool> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let from = self.setup(&state.lanes).zero_sm();
+        let Some(peer) = state.peers.get_mut(rank) else {
+            return Ok(false);
+        };
+        let channels = &mut peer.zero_sm;
+        if channels.sends.contains_key(&tag) && sends || channels.is_used(tag) && !sends {
+            // Also of a rank that was given up: it may have left a message.
+            return Ok(true);
+        }
+        if !peer.is_here() {
+            return Err(peer.error(POST));
+        }
+        if !peer.is_open(0, Need::Lanes) {
+            return Ok(false);
+        }
+        let mut out = Vec::new();
+        let begun = peer.zero_sm.begin(from, (tag, sends), &mut out);
+        self.send_control(state, rank, out);
+        begun
+    }
+
+    /// Makes a rank map the memory of a message.
+    pub fn show(&self, rank: u32, memory: Option<&Slice>) -> Result<()> {
+        let Some(keys) = memory.map(|slice| slice.memory().keys()) else {
+            return Ok(());
+        };
+        if !keys.can_share() {
+            let what = "another rank cannot map the memory, which a zero-SM message needs; use memory of \
+                        Context::alloc, or call zero_sm(false) on the send and on its receive";
+            return Err(Error::new(POST, Kind::Unsupported, what));
+        }
+        self.await_mapped(rank, keys)
     }
 }

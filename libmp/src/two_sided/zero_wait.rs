@@ -2,24 +2,23 @@
 //! its sender has left.
 
 use gdsync::Stream;
+use gdsync::gpu::Word64;
 
-use super::channel::{Field, Sends};
-use super::post::{move_bytes, part, while_held};
-use super::protocol::{released, value};
+use super::engine::Engine;
+use super::marks::mark_others;
+use super::state::{State, known, not_connected};
+use super::wait::WAIT_ON;
+use super::zero_sm::{Field, Sends, move_bytes, part, released, value, while_held};
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
 use crate::path::List;
 use crate::request::entry::{Entry, Operation, Passed, Waiter};
 use crate::request::table::RequestKey;
 use crate::request::zero_sm::Way;
-use crate::two_sided::engine::Engine;
-use crate::two_sided::marks::mark_others;
-use crate::two_sided::state::{State, known, not_connected};
-use crate::two_sided::wait::WAIT_ON;
 
 impl Engine {
     /// Makes a stream wait for a zero-SM message that has not ended.
-    pub(in crate::two_sided) fn zero_sm_wait_on(
+    pub fn zero_sm_wait_on(
         &self,
         state: &mut State,
         key: RequestKey,
@@ -79,7 +78,7 @@ impl Engine {
         state: &mut State,
         key: RequestKey,
         stream: &Stream,
-        word: &gdsync::gpu::Word64,
+        word: &Word64,
         value: u64,
     ) -> Result<()> {
         mark_others(state, stream, 0)?;

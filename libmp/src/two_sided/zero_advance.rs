@@ -2,16 +2,15 @@
 
 use gdsync::Status;
 
-use super::channel::{Field, Sends};
-use super::post::part;
+use super::engine::Engine;
+use super::progress::arrived;
+use super::state::State;
+use super::take::copy_region;
+use super::zero_sm::{Field, Sends, part};
 use crate::request::entry::{Entry, Operation};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::request::zero_sm::Way;
-use crate::two_sided::engine::Engine;
-use crate::two_sided::progress::arrived;
-use crate::two_sided::state::State;
-use crate::two_sided::take::copy_region;
 
 /// Bytes that the CPU copies at a time, because other calls wait meanwhile.
 const PART: u64 = 4 << 20;
@@ -28,7 +27,7 @@ enum End {
 
 impl Engine {
     /// Advances a zero-SM message. `true`: its state changed.
-    pub(in crate::two_sided) fn advance_zero_sm(&self, state: &mut State, key: RequestKey) -> bool {
+    pub fn advance_zero_sm(&self, state: &mut State, key: RequestKey) -> bool {
         let Some(entry) = state.requests.get(key) else {
             return false;
         };
@@ -158,7 +157,7 @@ impl Engine {
     }
 
     /// Settles the messages with a rank, and reports sends that had ended with success and were too long.
-    pub(in crate::two_sided) fn settle_zero_sm(&self, state: &mut State, rank: u32) {
+    pub fn settle_zero_sm(&self, state: &mut State, rank: u32) {
         let Some(peer) = state.peers.get_mut(rank).filter(|p| !p.zero_sm.is_empty()) else {
             return;
         };
@@ -192,7 +191,7 @@ impl Engine {
     }
 
     /// Stores the results of the messages that are lost with a rank, before streams are released.
-    pub(in crate::two_sided) fn fail_zero_sm(&self, state: &State, rank: u32, status: Status) {
+    pub fn fail_zero_sm(&self, state: &State, rank: u32, status: Status) {
         for (key, entry) in state.requests.iter() {
             if entry.peer == rank && entry.zero_sm().is_some() && !arrived(state, key) {
                 state.requests.set_result(key, status, 0);
@@ -201,7 +200,7 @@ impl Engine {
     }
 
     /// Asks the CPU to complete a zero-SM receive.
-    pub(in crate::two_sided) fn want_zero_sm(entry: &mut Entry) {
+    pub fn want_zero_sm(entry: &mut Entry) {
         if let Operation::ZeroSm(message) = &mut entry.operation {
             message.wanted = true;
         }
