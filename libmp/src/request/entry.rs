@@ -110,7 +110,7 @@ pub(crate) enum Operation {
     /// A stream's collective call.
     Collective(Collection),
     /// A zero-SM send or receive.
-    ZeroSm(Box<ZeroSm>),
+    ZeroSm(ZeroSm),
 }
 
 /// The fields of a send.
@@ -358,7 +358,7 @@ impl Entry {
     /// The zero-SM message that has not ended.
     pub fn zero_sm(&self) -> Option<&ZeroSm> {
         match &self.operation {
-            Operation::ZeroSm(message) => Some(&**message).filter(|m| m.done.is_none()),
+            Operation::ZeroSm(message) => Some(message).filter(|m| m.done.is_none()),
             _ => None,
         }
     }

@@ -31,7 +31,7 @@ pub(crate) struct ZeroSm {
     pub queued: bool,
     /// Bytes that the CPU has copied.
     pub moved: u64,
-    /// The stream that takes the message in.
+    /// The stream that takes the message in, or the first one that waits for it.
     pub claimed: Option<u64>,
     /// The CPU was asked to complete it.
     pub wanted: bool,

@@ -114,9 +114,7 @@ impl Engine {
                 || entry.signal().is_some()
                 || entry.step().is_some()
                 || entry.collective().is_some()
-                || entry
-                    .zero_sm()
-                    .is_some_and(|message| message.sends || !entry.waiters.is_empty());
+                || entry.zero_sm().is_some_and(|message| message.sends);
             if (by_stream || entry.is_queued()) && state.requests.result(key).is_none() {
                 open.push(entry.name().to_string());
             }

@@ -340,7 +340,7 @@ impl Engine {
         self.late_replays(state);
         let lost = state.outbox.lost().is_some();
         for rank in 0..self.size {
-            self.settle_zero_sm(state, rank);
+            self.settle_zero_sm(state, rank, None);
             let tags = match state.peers.get(rank) {
                 Some(peer) if peer.channels.has_deferred() => state.matcher.tags(&state.requests),
                 _ => Vec::new(),

@@ -119,26 +119,12 @@ impl Engine {
         if keys.len() < 2 {
             return keys.clone().try_for_each(|key| self.wait_on(key, stream));
         }
-        let (zero_sm, others) = {
-            let state = self.lock();
-            let is_zero_sm = |key: &RequestKey| {
-                let entry = state.requests.get(*key);
-                entry.is_some_and(|entry| matches!(entry.operation, Operation::ZeroSm(_)))
-            };
-            match keys.clone().any(|key| is_zero_sm(&key)) {
-                true => keys.clone().partition(is_zero_sm),
-                false => (Vec::new(), Vec::new()),
-            }
-        };
-        if !zero_sm.is_empty() {
-            // The copies of engines are no part of a plan.
-            let mut zero_sm = zero_sm.into_iter();
-            zero_sm.try_for_each(|key| self.wait_on(key, stream))?;
-            return self.wait_all_on(others.into_iter(), stream);
-        }
         uncaptured(stream, WAIT_ON)?;
         let on = On::Stream(stream, None);
         keys.clone().try_for_each(|key| self.open_for(key, &on))?;
+        // The copies of engines are no part of a plan.
+        let mut zero_sm = keys.clone().filter(|key| self.is_zero_sm_request(*key));
+        zero_sm.try_for_each(|key| self.wait_on(key, stream))?;
         self.with_room(|| {
             let mut state = self.lock();
             let mut waits = std::mem::take(&mut state.waits);
@@ -252,6 +238,8 @@ impl Engine {
         let poster = entry.poster.id();
         let flush = entry.lands_in_device();
         match (&entry.operation, entry.in_flight()) {
+            // The stream waits for it in front of this.
+            (Operation::ZeroSm(_), _) => Ok(()),
             (_, Some(put)) if poster.is_some() => {
                 let at = LaneId {
                     rank: entry.peer,

@@ -156,12 +156,12 @@ impl Engine {
         Some((status, 0))
     }
 
-    /// Settles the messages with a rank, and reports sends that had ended with success and were too long.
-    pub fn settle_zero_sm(&self, state: &mut State, rank: u32) {
+    /// Settles the messages with a rank, or those of one tag, and reports sends that had ended with success and were too long.
+    pub fn settle_zero_sm(&self, state: &mut State, rank: u32, tag: Option<u32>) {
         let Some(peer) = state.peers.get_mut(rank).filter(|p| !p.zero_sm.is_empty()) else {
             return;
         };
-        for (tag, number, len) in peer.zero_sm.settle() {
+        for (tag, number, len) in peer.zero_sm.settle(tag) {
             self.zero_sm_was_cut(state, (rank, tag, number), len);
         }
     }

@@ -91,7 +91,7 @@ impl Engine {
         attempt: &mut dyn FnMut(&mut State) -> Result<Tried>,
     ) -> Result<Half> {
         self.sweep_if_crowded(state);
-        self.settle_zero_sm(state, rank);
+        self.settle_zero_sm(state, rank, Some(tag));
         state.requests.reserve(&self.gpu)?;
         if let Some(stream) = on.stream() {
             // It may wait behind this.
@@ -138,7 +138,7 @@ impl Engine {
         sends: bool,
         half: Half,
     ) -> RequestKey {
-        let (rank, len) = (common.peer, common.len);
+        let (rank, tag, len) = (common.peer, common.tag, common.len);
         let message = ZeroSm {
             sends,
             way: half.way,
@@ -151,12 +151,12 @@ impl Engine {
             wanted: !sends && common.poster.stream.is_none(),
             done: None,
         };
-        let operation = Operation::ZeroSm(Box::new(message));
+        let operation = Operation::ZeroSm(message);
         let key = state.requests.put(Entry { common, operation });
         if half.cut {
             let len = if sends { len } else { half.arriving };
             self.finish(state, key, Status::TRUNCATED, len);
-            self.settle_zero_sm(state, rank);
+            self.settle_zero_sm(state, rank, Some(tag));
         } else if half.queued {
             self.advance(state, key);
         }

@@ -17,6 +17,13 @@ use crate::request::table::RequestKey;
 use crate::request::zero_sm::Way;
 
 impl Engine {
+    /// Whether a request is a zero-SM message.
+    pub fn is_zero_sm_request(&self, key: RequestKey) -> bool {
+        let state = self.lock();
+        let entry = state.requests.get(key);
+        entry.is_some_and(|entry| matches!(entry.operation, Operation::ZeroSm(_)))
+    }
+
     /// Makes a stream wait for a zero-SM message that has not ended.
     pub fn zero_sm_wait_on(
         &self,
@@ -37,6 +44,9 @@ impl Engine {
         let none = || not_connected(WAIT_ON, rank);
         let (way, claimed) = (message.way, message.claimed);
         let peer = state.peers.get(rank).ok_or_else(none)?;
+        if claimed == Some(stream.id()) {
+            return Ok(());
+        }
         if message.sends {
             let field = Sends::end(way);
             if own && field == Field::Sent {
@@ -63,7 +73,6 @@ impl Engine {
                 let word = channel.entries.word(number, Field::Sent)?;
                 self.zero_sm_wait_for(state, key, stream, &word, released(number))
             }
-            (_, Some(by)) if by == stream.id() => Ok(()),
             (_, Some(_)) => {
                 let word = channel.entries.word(number, Field::Done)?;
                 self.zero_sm_wait_for(state, key, stream, &word, value(number))
@@ -86,12 +95,20 @@ impl Engine {
         list.wait(word, value, false);
         list.post(stream, None)?;
         let order = state.requests.next_order();
-        let entry = known(&mut state.requests, key)?;
-        entry.waiters.push(Waiter {
-            stream: stream.id(),
-            order,
-            passed: Passed::WithEnd,
-        });
+        let Entry { common, operation } = known(&mut state.requests, key)?;
+        match operation {
+            Operation::ZeroSm(message) if message.claimed.is_none() => {
+                message.claimed = Some(stream.id());
+                if !message.sends || message.way == Way::Pulled {
+                    (common.order, common.since) = (order, None);
+                }
+            }
+            _ => common.waiters.push(Waiter {
+                stream: stream.id(),
+                order,
+                passed: Passed::WithEnd,
+            }),
+        }
         Ok(())
     }
 

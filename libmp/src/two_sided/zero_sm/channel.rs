@@ -277,22 +277,21 @@ impl Sends {
         }
     }
 
-    /// Settles what both sides need no more. Returns the short messages that were longer than their receives, with their
-    /// lengths.
-    pub fn settle(&mut self) -> Vec<(u64, u64)> {
-        let (entries, mut cut) = (&self.entries, Vec::new());
+    /// Settles what both sides need no more. Calls `cut` with the short messages that were longer than their
+    /// receives, and their lengths.
+    pub fn settle(&mut self, mut cut: impl FnMut(u64, u64)) {
+        let entries = &self.entries;
         let settled = self.window.settle(|number, flight| {
             let staged = matches!(flight.way, Way::Staged { .. });
             let over = flight.ended && (!staged || entries.has(number, Field::Done));
             if over && staged && entries.load(number, Field::Capacity) < flight.len {
-                cut.push((number, flight.len));
+                cut(number, flight.len);
             }
             over
         });
         if settled {
             entries.store(0, Field::SenderSettled, self.window.settled());
         }
-        cut
     }
 
     /// Whether all messages are copied, or are in memory that stays.
@@ -330,6 +329,8 @@ pub struct Recvs {
     pub window: Window,
     /// The program has posted a receive.
     pub used: bool,
+    /// Number of messages in flight that are discarded.
+    discards: usize,
 }
 
 impl Recvs {
@@ -347,6 +348,7 @@ impl Recvs {
             room,
             window: Window::default(),
             used: false,
+            discards: 0,
         })
     }
 
@@ -366,6 +368,12 @@ impl Recvs {
         self.window.is_full(theirs)
     }
 
+    /// Adds the next message.
+    pub fn push(&mut self, flight: Flight) {
+        self.discards += usize::from(flight.discards);
+        self.window.push(flight);
+    }
+
     /// Whether the next message has arrived.
     pub fn has_next(&self) -> bool {
         self.entries.has(self.window.next(), Field::Sent)
@@ -380,16 +388,17 @@ impl Recvs {
     /// Acknowledges messages that are discarded, and settles what both sides need no more.
     pub fn settle(&mut self) {
         let entries = &self.entries;
-        for (number, flight) in self.window.iter_mut() {
-            if flight.discards && entries.has(number, Field::Sent) {
-                entries.set(
-                    number,
-                    match flight.way {
+        if self.discards > 0 {
+            for (number, flight) in self.window.iter_mut() {
+                if flight.discards && entries.has(number, Field::Sent) {
+                    let field = match flight.way {
                         Way::Pulled => Field::Cut,
                         _ => Field::Done,
-                    },
-                );
-                flight.discards = false;
+                    };
+                    entries.set(number, field);
+                    flight.discards = false;
+                    self.discards -= 1;
+                }
             }
         }
         let settled = (self.window).settle(|_, flight| flight.ended && !flight.discards);

@@ -107,7 +107,7 @@ pub fn receive(
     if let Err(e) = entries.set_on(stream, number, Field::Ready) {
         return Ok(Tried::Torn(e));
     }
-    channel.window.push(Flight {
+    channel.push(Flight {
         discards: half.cut,
         ..Flight::new(half.way, len)
     });

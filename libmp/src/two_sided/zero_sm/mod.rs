@@ -176,16 +176,18 @@ impl ZeroSmChannels {
         }
     }
 
-    /// Settles what both sides need no more. Returns tags, numbers and lengths of sends that had ended with success
-    /// and were longer than their receives.
-    pub fn settle(&mut self) -> Vec<(u32, u64, u64)> {
-        self.recvs.values_mut().for_each(Recvs::settle);
-        let sends = self.sends.iter_mut();
-        let cut = sends.flat_map(|(tag, channel)| {
-            let cut = channel.settle().into_iter();
-            cut.map(|(number, len)| (*tag, number, len))
-        });
-        cut.collect()
+    /// Settles what both sides need no more, of all tags or of one. Returns tags, numbers and lengths of sends that
+    /// had ended with success and were longer than their receives.
+    pub fn settle(&mut self, tag: Option<u32>) -> Vec<(u32, u64, u64)> {
+        let tags = tag.unwrap_or(0)..=tag.unwrap_or(u32::MAX);
+        for (_, channel) in self.recvs.range_mut(tags.clone()) {
+            channel.settle();
+        }
+        let mut cut = Vec::new();
+        for (tag, channel) in self.sends.range_mut(tags) {
+            channel.settle(|number, len| cut.push((*tag, number, len)));
+        }
+        cut
     }
 
     /// Releases the streams of this rank: the peer was given up.
