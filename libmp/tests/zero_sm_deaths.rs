@@ -181,10 +181,24 @@ fn dies(rank: &Rank, death: Death, phase: &Phase) {
                 }
             }
         }
+        // Its own streams wait, too.
+        let all = memory.all();
+        let waiting = [0; 2].map(|_| ctx.gpu().stream().unwrap());
+        let op = RecvOp::from((0, 2, &all)).on(&waiting[0]).zero_sm(true);
+        ctx.post_recv(&op).unwrap().wait_on(&waiting[0]).unwrap();
+        let op = SendOp::from((0, 2, &all)).on(&waiting[1]).zero_sm(true);
+        ctx.post_send(&op).unwrap().wait_on(&waiting[1]).unwrap();
+        drop((memory, all));
         rank.barrier();
         rank.pass(millis(50));
         death.end(rank, ctx, 3);
         gate.open();
+        for stream in [&waiting[0], &waiting[1], &stream] {
+            assert!(
+                stream.synchronize(LIMIT).unwrap(),
+                "a stream of the rank that died"
+            );
+        }
         return;
     }
     rank.until("the other rank is ready", || rank.has_come(VICTIM, 1));

@@ -128,14 +128,15 @@ impl Entries {
         let Ok(word) = self.word(number, field) else {
             return;
         };
-        // The peer may store the value meanwhile, which is greater. Host memory, which the CPU reaches: it
-        // cannot fail.
-        while let now = word.load().unwrap_or(u64::MAX)
-            && now < released(number)
-            && !word
-                .compare_swap(now, released(number))
-                .is_ok_and(|was| was == now)
-        {}
+        // The peer may store the value meanwhile, which is greater, and may not be overwritten. Host memory, which
+        // the CPU reaches: it cannot fail.
+        for _ in 0..2 {
+            let now = word.load().unwrap_or(u64::MAX);
+            if now >= released(number) {
+                return;
+            }
+            let _ = word.compare_swap(now, released(number));
+        }
     }
 
     /// The half of message `number` that was enqueued first; `None`: none was.
@@ -143,7 +144,8 @@ impl Entries {
     /// # Errors
     /// `Protocol` for a word that no rank stores.
     pub fn agreed(&self, number: u64) -> Result<Option<First>> {
-        agreed(self.load(number, Field::Agreement), number).map_err(|word| {
+        let word = self.load(number, Field::Agreement);
+        agreed(word, number).map_err(|word| {
             let what =
                 format!("the peer has stored {word:#x} as the agreement on message {number}");
             Error::new("post zero-SM message", Kind::Protocol, what)
@@ -158,11 +160,10 @@ impl Entries {
     pub fn agree(&self, number: u64, first: First) -> Result<bool> {
         let word = self.word(number, Field::Agreement)?;
         let now = word.load()?;
-        if self.agreed(number)?.is_some() {
-            return Ok(false);
+        match self.agreed(number)? {
+            Some(_) => Ok(false),
+            None => Ok(word.compare_swap(now, agreement(number, first))? == now),
         }
-        let smaller = agreed(now, number).is_ok_and(|first| first.is_none());
-        Ok(smaller && word.compare_swap(now, agreement(number, first))? == now)
     }
 }
 
