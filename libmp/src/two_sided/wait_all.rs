@@ -123,8 +123,10 @@ impl Engine {
         let on = On::Stream(stream, None);
         keys.clone().try_for_each(|key| self.open_for(key, &on))?;
         // The copies of engines are no part of a plan.
-        let mut zero_sm = keys.clone().filter(|key| self.is_zero_sm_request(*key));
-        zero_sm.try_for_each(|key| self.wait_on(key, stream))?;
+        if self.any_zero_sm(keys.clone()) {
+            let mut zero_sm = keys.clone().filter(|key| self.any_zero_sm([*key]));
+            zero_sm.try_for_each(|key| self.wait_on(key, stream))?;
+        }
         self.with_room(|| {
             let mut state = self.lock();
             let mut waits = std::mem::take(&mut state.waits);

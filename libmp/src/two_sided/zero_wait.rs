@@ -17,11 +17,14 @@ use crate::request::table::RequestKey;
 use crate::request::zero_sm::Way;
 
 impl Engine {
-    /// Whether a request is a zero-SM message.
-    pub fn is_zero_sm_request(&self, key: RequestKey) -> bool {
+    /// Whether one of these requests is a zero-SM message.
+    pub fn any_zero_sm(&self, keys: impl IntoIterator<Item = RequestKey>) -> bool {
         let state = self.lock();
-        let entry = state.requests.get(key);
-        entry.is_some_and(|entry| matches!(entry.operation, Operation::ZeroSm(_)))
+        let is_zero_sm = |key: RequestKey| {
+            let entry = state.requests.get(key);
+            entry.is_some_and(|entry| matches!(entry.operation, Operation::ZeroSm(_)))
+        };
+        keys.into_iter().any(is_zero_sm)
     }
 
     /// Makes a stream wait for a zero-SM message that has not ended.

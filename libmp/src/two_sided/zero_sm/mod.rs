@@ -3,8 +3,8 @@
 //!
 //! The channel of a tag in one direction has numbers of its own: zero-SM messages match each other in the
 //! order in which the two ranks post them, and never match other messages. `protocol` has what the two
-//! sides agree on, `channel` their memory, `half` how a side enqueues its half of a message. The operations of the engine are in `zero_choice`, `zero_post`, `zero_wait` and
-//! `zero_advance`.
+//! sides agree on, `channel` their memory, `half` how a side enqueues its half of a message. The operations
+//! of the engine are in `zero_choice`, `zero_post`, `zero_wait` and `zero_advance`.
 //!
 //! The receiver makes the memory, when its program posts the first receive or when the sender asks. So a
 //! receive waits for nothing; the first send waits for the background work of the receiver.
