@@ -125,9 +125,15 @@ fn message_that_is_longer_than_its_receive_fails_on_both_ranks() {
         let memory = ctx.alloc(MemoryKind::Device, 100_000).unwrap();
         let word = ctx.alloc(MemoryKind::Pinned, 8).unwrap();
         let sends = ctx.rank() == 0;
-        for first in [First::Send, First::Receive] {
+        let cases = [
+            (First::Send, false),
+            (First::Receive, false),
+            (First::Send, true),
+            (First::Receive, true),
+        ];
+        for (first, dropped) in cases {
             for len in [6, 4096, 4097, 100_000] {
-                let case = format!("{first:?} {len}");
+                let case = format!("{first:?} {len}, dropped: {dropped}");
                 if !sends {
                     memory.write(0, &[0xee; 64]).unwrap();
                 }
@@ -143,6 +149,15 @@ fn message_that_is_longer_than_its_receive_fails_on_both_ranks() {
                     meet(&ctx, &word);
                 }
                 let _ = request.wait_on(&stream);
+                if dropped {
+                    drop(request);
+                    assert!(
+                        stream.synchronize(LIMIT).unwrap(),
+                        "{case}: the stream waits"
+                    );
+                    meet(&ctx, &word);
+                    continue;
+                }
                 let done = stream.synchronize(LIMIT).unwrap();
                 assert!(done, "{case}: the stream waits");
                 let late = sends && first == First::Send && len <= 4096;

@@ -453,7 +453,7 @@ impl Entry {
     /// The stream that takes its message in.
     pub fn claimed_by(&self) -> Option<u64> {
         match (&self.operation, self.receive().map(|receive| receive.state)) {
-            (Operation::ZeroSm(message), _) => message.claimed,
+            (Operation::ZeroSm(message), _) if message.done.is_none() => message.claimed,
             (_, Some(ReceiveState::Claimed(stream))) => Some(stream),
             _ => None,
         }

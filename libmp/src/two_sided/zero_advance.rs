@@ -34,13 +34,17 @@ impl Engine {
         if entry.status().is_some() {
             return state.requests.forget(key);
         }
+        let (rank, tag, number) = (entry.peer, entry.tag, entry.number);
+        let receive = entry.is_receive();
         let (status, len) = match self.end_of_zero_sm(state, key) {
             None => return false,
             Some(End::With(status, len)) => (status, len),
             Some(End::Cut(len)) => {
                 self.finish(state, key, Status::TRUNCATED, len);
                 // Behind the error word.
-                end_cut(state, key);
+                if let Some(peer) = state.peers.get(rank) {
+                    peer.zero_sm.end_cut(receive, tag, number);
+                }
                 return true;
             }
             Some(End::Copied) => match self.copy_zero_sm(state, key) {
@@ -205,25 +209,4 @@ impl Engine {
             message.wanted = true;
         }
     }
-}
-
-/// Releases the streams that wait for a message that was longer than its receive.
-fn end_cut(state: &State, key: RequestKey) {
-    let Some(entry) = state.requests.get(key) else {
-        return;
-    };
-    let Some(peer) = state.peers.get(entry.peer) else {
-        return;
-    };
-    let channels = &peer.zero_sm;
-    match entry.is_receive() {
-        true => {
-            let channel = channels.recvs.get(&entry.tag);
-            channel.map(|channel| channel.entries.set(entry.number, Field::Sent))
-        }
-        false => {
-            let channel = channels.sends.get(&entry.tag);
-            channel.map(|channel| channel.entries.set(entry.number, Field::Done))
-        }
-    };
 }

@@ -165,6 +165,17 @@ impl ZeroSmChannels {
         self.sends.get(&tag)?.lacks(number)
     }
 
+    /// Releases the streams that wait for a message that was longer than its receive.
+    pub fn end_cut(&self, receive: bool, tag: u32, number: u64) {
+        if receive {
+            if let Some(channel) = self.recvs.get(&tag) {
+                channel.entries.set(number, Field::Sent);
+            }
+        } else if let Some(channel) = self.sends.get(&tag) {
+            channel.entries.set(number, Field::Done);
+        }
+    }
+
     /// Notes that a request has ended.
     pub fn ended(&mut self, sends: bool, tag: u32, number: u64) {
         let window = match sends {
