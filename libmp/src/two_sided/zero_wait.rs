@@ -166,9 +166,6 @@ impl Engine {
                 early.store(&done, value(number));
                 early.post(stream, None)?;
             }
-            if waits {
-                list.passed_by(&done, value(number));
-            }
             let moved = move_bytes(
                 stream,
                 list,

@@ -118,8 +118,10 @@ impl Entries {
             return Ok(());
         };
         let word = self.word(number, field)?;
-        let mut list = List::<1>::new();
+        let mut list = List::<2>::new();
         list.store(&word, value(number));
+        // It is behind the waits of earlier messages.
+        list.passed_by(&word, value(number));
         list.post(stream, None)
     }
 

@@ -204,7 +204,6 @@ fn send_direct(
         let mut list = List::<4>::new();
         if waits {
             list.wait(&ready, released(number), false);
-            list.passed_by(&sent, value(number));
         }
         let to = to.as_ref().map(|(region, at)| (region, *at));
         let copied = to.zip(source.map(part));
@@ -260,7 +259,6 @@ fn send_staged(
         let mut list = List::<4>::new();
         if let Some((before, taken)) = behind.zip(taken.as_ref()) {
             list.wait(taken, released(before), false);
-            list.passed_by(&sent, value(number));
         }
         let copied = source.map(|from| (room, part(from)));
         let enqueued = move_bytes(stream, list, copied, len, (&sent, value(number)));
@@ -320,22 +318,28 @@ pub fn part(slice: &Slice) -> At<'_> {
     (slice.memory().region(), slice.offset())
 }
 
-/// Enqueues a list, behind it a copy by an engine to and from memory, and behind that the store of a word.
+/// Enqueues waits, behind them a copy by an engine to and from memory, and behind that the store of a word,
+/// which shows that the stream has passed the waits, and those of earlier messages.
 pub fn move_bytes<'w>(
     stream: &Stream,
-    mut list: List<'w, 4>,
+    mut waits: List<'w, 4>,
     copied: Option<(At<'_>, At<'_>)>,
     len: u64,
     (word, value): (&'w Word64, u64),
 ) -> Result<()> {
     let Some((to, from)) = copied.filter(|_| len > 0) else {
-        list.store(word, value);
-        return list.post(stream, None);
+        waits.store(word, value);
+        waits.passed_by(word, value);
+        return waits.post(stream, None);
     };
-    list.post(stream, None)?;
+    if !waits.is_empty() {
+        waits.passed_by(word, value);
+        waits.post(stream, None)?;
+    }
     let span = |(region, offset): At<'_>| region.span(offset, len as usize);
     stream.copy(&span(to)?, &span(from)?)?;
-    let mut list = List::<1>::new();
+    let mut list = List::<2>::new();
     list.store(word, value);
+    list.passed_by(word, value);
     list.post(stream, None)
 }
