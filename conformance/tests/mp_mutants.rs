@@ -8,7 +8,7 @@ use libtest_mimic::Trial;
 fn trials() -> Vec<Trial> {
     use conformance::sim::mp::Wire::{InOrder, Mapped, OutOfOrder};
     use conformance::sim::mp::{
-        agree, ahead, collectives, graphs, halo, late, messages, neighbours, windows,
+        agree, ahead, collectives, graphs, halo, late, messages, neighbours, windows, zero_sm,
     };
     use conformance::sim::mutants::Hunt;
     use mp::mutant::{self, Mutant};
@@ -25,6 +25,7 @@ fn trials() -> Vec<Trial> {
                 ahead::run(seed, Mapped)
             }),
             ("messages in graphs", graphs::run),
+            ("zero-SM messages", zero_sm::run),
             ("messages out of order", |seed| {
                 messages::run(seed, OutOfOrder)
             }),

@@ -29,6 +29,11 @@ fn messages_in_graphs_arrive_at_every_replay() {
 }
 
 #[test]
+fn zero_sm_messages_arrive_whichever_half_is_first() {
+    gds_sim::seeds(400, mp::zero_sm::run);
+}
+
+#[test]
 fn messages_of_a_sender_that_is_ahead_arrive_by_mapped_memory() {
     by_mapped_memory(200, mp::ahead::run);
 }

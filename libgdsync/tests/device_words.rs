@@ -181,6 +181,46 @@ fn stream_that_has_passed_by_a_device_word_frees_its_slot_on_the_soft_gpu() {
     a_busy_stream_frees_its_slot(Gpu::soft().unwrap(), device);
 }
 
+/// The waits name no word; a later list without waits does.
+fn a_store_behind_the_wait_frees_the_slot(gpu: &Gpu) {
+    let limit = gpu.max_waiting_streams().unwrap() as usize;
+    let (gate, hold) = (Gate::new(gpu), Gate::new(gpu));
+    let memory = gpu.alloc(MemoryKind::Pinned, 8 * limit).unwrap();
+    let other = gpu.stream().unwrap();
+    let streams: Vec<Stream> = (0..limit).map(|_| gpu.stream().unwrap()).collect();
+    for (i, stream) in streams.iter().enumerate() {
+        let word = &memory.word64(8 * i).unwrap();
+        let list = [
+            Descriptor::write_value(word, 7),
+            Descriptor::PassedBy { word, value: 7 },
+        ];
+        post_on(stream, &mut [], &[gate.wait_for(1)]).unwrap();
+        post_on(stream, &mut [], &list).unwrap();
+        // The stream is not idle, and the library does not know that it waits.
+        let wait = softgpu::MemOp::Wait {
+            addr: softgpu::DevAddr::from_raw(hold.0.addr().0),
+            value: 1,
+            mask: u32::MAX.into(),
+            cond: softgpu::Cond::Geq,
+            wide: false,
+            flush: false,
+        };
+        stream.as_soft().unwrap().submit([wait]).unwrap();
+    }
+    assert_eq!(kind(post_on(&other, &mut [], &[gate.wait_for(1)])), REFUSED);
+    gate.open_to(1);
+    let last = memory.word64(8 * (limit - 1)).unwrap();
+    until("they pass", || last.load().unwrap() == 7);
+    assert_eq!(kind(post_on(&other, &mut [], &[hold.wait_for(1)])), None);
+    hold.open();
+    streams.iter().chain([&other]).for_each(passes);
+}
+
+#[test]
+fn store_behind_the_wait_frees_the_slot_on_the_soft_gpu() {
+    a_store_behind_the_wait_frees_the_slot(&Gpu::soft().unwrap());
+}
+
 cases! {
     stream_that_has_passed_by_a_device_word_frees_its_slot in UNMAPPED => {
         let control = Control::open();

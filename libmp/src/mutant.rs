@@ -62,6 +62,14 @@ gds_step::mutants! {
     UncreditedReplay,
     /// A captured receive of a long message does not show its memory to its sender.
     MissingPlace,
+    /// The sender's stream of a zero-SM message does not wait for its receive.
+    MissingReadyWait,
+    /// A zero-SM message is acknowledged before it is copied.
+    EarlyDone,
+    /// A zero-SM message is copied to a slot before the message before was taken in.
+    EarlySlot,
+    /// A stream takes a zero-SM message in before the stream that posts its receive has reached that.
+    UnreachedReceive,
     /// A rank takes the addresses of memory that a peer has named for its own.
     ForeignAddress,
 }

@@ -108,6 +108,16 @@ impl Side {
         [recv, ctx.isend_on(stream, peer, tag, &data).unwrap()]
     }
 
+    /// As [`Side::exchange`], of zero-SM messages.
+    fn exchange_zero_sm(&self, tag: u32, len: usize) -> [Request; 2] {
+        let (stream, peer) = (&self.stream, self.peer());
+        let [data, into] = [0, LARGE].map(|at| [self.slice(at, len)]);
+        let recv = RecvOp::new(peer, tag, &into).on(stream).zero_sm(true);
+        let send = SendOp::new(peer, tag, &data).on(stream).zero_sm(true);
+        let recv = self.ctx.post_recv(&recv).unwrap();
+        [recv, self.ctx.post_send(&send).unwrap()]
+    }
+
     /// As [`Side::exchange`], by prepared requests; `bound`: they are prepared for the stream.
     fn post_all(&self, tag: u32, len: usize, bound: bool) -> [Request; 2] {
         let (ctx, stream, peer) = (&self.ctx, &self.stream, self.peer());
@@ -169,6 +179,7 @@ impl Side {
         for len in [LEN, LARGE] {
             for tag in [SHORT_TAG, LARGE_TAG] {
                 self.wait_all(&self.exchange(tag, len));
+                self.wait_all(&self.exchange_zero_sm(tag, len));
             }
         }
         self.halos.iter().for_each(|halo| self.step(halo));
@@ -237,6 +248,9 @@ fn calls_on_streams_allocate_nothing_in_their_steady_state() {
         });
         all += count_of(&format!("wait_all_on for {len} bytes"), sides, |side, _| {
             side.wait_all(&side.exchange(tag, len));
+        });
+        all += count_of(&format!("zero-SM, {len} bytes"), sides, |side, _| {
+            side.wait_all(&side.exchange_zero_sm(tag, len));
         });
         all += count_of(&format!("post_all_on of {len} bytes"), sides, |side, at| {
             side.wait_all(&side.post_all(tag, len, at % 2 == 1));

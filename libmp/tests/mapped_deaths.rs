@@ -10,6 +10,8 @@ use sim::{Death, LIMIT, Rank, millis, play, secs};
 
 const LENS: [usize; 10] = [0, 1, 64, 65, 4096, 6144, 6145, 7000, 20_000, 300_000];
 const ROUNDS: usize = 12;
+/// The tag of zero-SM messages.
+const ZERO_SM: u32 = 3;
 /// Value of the bytes that no message writes.
 const GUARD: u8 = 0xee;
 
@@ -38,13 +40,13 @@ impl Program<'_> {
         self.left == 0
     }
 
-    /// Memory of guard bytes for `len` bytes, which are in one slice or in two.
-    fn memory(&mut self, len: usize) -> (Memory, Vec<Slice>) {
+    /// Memory of guard bytes for `len` bytes, which are in one slice or, except for zero-SM messages, in two.
+    fn memory(&mut self, tag: u32, len: usize) -> (Memory, Vec<Slice>) {
         let kind = [MemoryKind::Device, MemoryKind::Pinned][self.own.usize(0..2)];
         let memory = self.ctx.alloc(kind, len + 16).unwrap();
         memory.write(0, &vec![GUARD; len + 16]).unwrap();
         let first = match self.own.u8(0..6) {
-            0 => len / 3,
+            0 if tag != ZERO_SM => len / 3,
             _ => len,
         };
         let mut slices = vec![memory.slice(0, first).unwrap()];
@@ -56,8 +58,8 @@ impl Program<'_> {
 
     /// Posts a receive by the CPU or a stream. `None`: the peer is lost.
     fn receive(&mut self, tag: u32, room: usize) -> Option<()> {
-        let (memory, slices) = self.memory(room);
-        let op = RecvOp::new(self.rank.peer(), tag, &slices);
+        let (memory, slices) = self.memory(tag, room);
+        let op = RecvOp::new(self.rank.peer(), tag, &slices).zero_sm(tag == ZERO_SM);
         let op = match self.own.usize(0..4) {
             3 => op,
             at => op.on(&self.streams[at]),
@@ -70,12 +72,12 @@ impl Program<'_> {
 
     /// As `receive`, of a send, some of which have a length word.
     fn send(&mut self, tag: u32, len: usize) -> Option<()> {
-        let (_, slices) = self.memory(len);
+        let (_, slices) = self.memory(tag, len);
         let word = self.ctx.alloc(MemoryKind::Pinned, 8).unwrap();
         let word = word.region().word64(0).unwrap();
         word.store(len as u64).unwrap();
-        let mut op = SendOp::new(self.rank.peer(), tag, &slices);
-        if slices.len() == 1 && self.own.u8(0..5) == 0 {
+        let mut op = SendOp::new(self.rank.peer(), tag, &slices).zero_sm(tag == ZERO_SM);
+        if slices.len() == 1 && tag != ZERO_SM && self.own.u8(0..5) == 0 {
             let (len, offset) = (&word, None);
             op = op.size(SizeSource::Word { len, offset });
         }
@@ -122,7 +124,7 @@ impl Program<'_> {
         for _ in 0..ROUNDS {
             let mut messages = [(); 2].map(|()| Vec::new());
             for messages in &mut messages {
-                for tag in 0..3 {
+                for tag in 0..=ZERO_SM {
                     for _ in 0..rng.usize(0..=most) {
                         let len = LENS[rng.usize(0..LENS.len())];
                         let room = match rng.u8(0..9) {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use gdsync::gpu::Graph;
 use mp::{Context, Memory};
@@ -219,6 +219,11 @@ pub struct Options {
     /// measures its launches; with mapped memory only.
     #[arg(long)]
     graph: bool,
+    /// The messages are zero-SM messages: copy engines and memory operations carry them, and no kernel; with
+    /// mapped memory only.
+    #[arg(long, conflicts_with = "graph")]
+    #[serde(default)]
+    zero_sm: bool,
     #[command(flatten)]
     setup: Setup,
     /// Flips one bit of the payloads of this round, to test that the benchmark detects it.
@@ -261,6 +266,7 @@ impl Options {
         let counts = [self.iterations.max(2 * BATCH), self.warmup];
         let mut common = Common::one(self.sizes, self.way(), counts, runs);
         common.corrupt = self.corrupt;
+        common.zero_sm = self.zero_sm;
         let play = Play::new(Pattern::Latency, &common);
         let (mut polling, mut sleeping) = (Samples::default(), Samples::default());
         let (mut asleep, mut ended_asleep) = (false, 0);
@@ -299,7 +305,8 @@ impl Job for Options {
     fn play(&self, rank: &mut Rank) -> Result<Value> {
         let endpoint = Endpoint::open(&self.setup, rank.number)?;
         let batches = Batches::new(rank, &endpoint, &self.setup, self.graph)?;
-        let common = Common::one(self.sizes, self.way(), [1; 2], (false, self.setup.clone()));
+        let mut common = Common::one(self.sizes, self.way(), [1; 2], (false, self.setup.clone()));
+        common.zero_sm = self.zero_sm;
         let mut ends = vec![batches.end(&common, self.receives_ahead as usize)?];
         ends[0].end.set_peer(1 - rank.number);
         let rows = self.sizes.each().map(|size| {
@@ -330,13 +337,17 @@ impl Benchmark for Options {
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         self.way().answered()?;
+        ensure!(
+            !self.zero_sm || self.op == Op::Send,
+            "--zero-sm needs messages; use --op send"
+        );
         let ranks = Ranks::of(self.threads, false);
         let mut all: Vec<Played> = world::run_ranks(ranks, 2, self, limit)?;
         let Played { names, rows } = all.swap_remove(0);
-        let graph = if self.graph {
-            "; launches of graphs"
-        } else {
-            ""
+        let graph = match (self.graph, self.zero_sm) {
+            (true, _) => "; launches of graphs",
+            (_, true) => "; zero-SM messages",
+            _ => "",
         };
         println!("# mpbench ahead: {names}; {} memory{graph}", names.memory);
         println!(
@@ -357,7 +368,7 @@ impl Benchmark for Options {
         let ended: u64 = rows.iter().map(|row| row.ended_asleep).sum();
         let slept: u64 = rows.iter().map(|row| row.sleeping_ns.count).sum();
         println!("# {ended} of {slept} batches ended before the CPU thread awoke");
-        let figures = json!({ "names": names, "ranks": ranks, "graph": self.graph, "rows": rows });
+        let figures = json!({ "names": names, "ranks": ranks, "graph": self.graph, "zero_sm": self.zero_sm, "rows": rows });
         Outcome::of(&figures, Vec::new())
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use gdsync::Gpu;
 use gdsync::gpu::{Condition, Graph, Stream};
-use mp::{Context, Memory, Request, Slice, Window};
+use mp::{Context, Memory, RecvOp, Request, SendOp, Slice, Window};
 
 use super::options::{Common, Way};
 use crate::context;
@@ -50,6 +50,8 @@ pub struct End<'e> {
     /// The last signal sent to each rank, and the last one that was waited for.
     signals: Vec<[u64; 2]>,
     poster: Poster,
+    /// Messages of the stream use no kernel.
+    zero_sm: bool,
     size: usize,
     ahead: Ahead,
 }
@@ -150,6 +152,7 @@ impl<'e> End<'e> {
             signals: vec![[0; 2]; ranks],
             peer: rank.number,
             poster: Poster::Cpu,
+            zero_sm: common.zero_sm,
             size: 0,
             context: context.clone(),
             stream,
@@ -235,6 +238,11 @@ impl<'e> End<'e> {
         let (context, peer) = (&self.context, self.peer);
         Ok(match self.stream() {
             None => context.isend(peer, tag, data)?,
+            Some(stream) if self.zero_sm => {
+                let data = std::slice::from_ref(data);
+                let send = SendOp::new(peer, tag, data).on(stream);
+                context.post_send(&send.zero_sm(true))?
+            }
             Some(stream) => context.isend_on(stream, peer, tag, data)?,
         })
     }
@@ -243,6 +251,11 @@ impl<'e> End<'e> {
         let (context, peer) = (&self.context, self.peer);
         Ok(match self.stream() {
             None => context.irecv(peer, tag, into)?,
+            Some(stream) if self.zero_sm => {
+                let into = std::slice::from_ref(into);
+                let receive = RecvOp::new(peer, tag, into).on(stream);
+                context.post_recv(&receive.zero_sm(true))?
+            }
             Some(stream) => context.irecv_on(stream, peer, tag, into)?,
         })
     }

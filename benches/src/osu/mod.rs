@@ -194,6 +194,7 @@ impl Play {
     }
 
     fn run(&self, name: &str, limit: Duration) -> Result<Option<Outcome>> {
+        self.common.check()?;
         let ranks = Ranks::of(self.common.threads, false);
         let count = 2 * self.pairs as usize;
         let mut played: Vec<Played> = world::run_ranks(ranks, count, self, limit)?;

@@ -92,6 +92,11 @@ pub struct Common {
     /// Runs the ranks as threads of this process.
     #[arg(long)]
     pub threads: bool,
+    /// Messages of streams are zero-SM messages: copy engines and memory operations carry them, and no
+    /// kernel; with mapped memory only.
+    #[arg(long)]
+    #[serde(default)]
+    pub zero_sm: bool,
     #[command(flatten)]
     pub setup: Setup,
     /// Flips one bit of the payloads of this round, to test that the benchmark detects it.
@@ -115,9 +120,21 @@ impl Common {
             ops: vec![way.op],
             posters: vec![way.poster],
             threads,
+            zero_sm: false,
             setup,
             corrupt: None,
         }
+    }
+
+    /// Fails for zero-SM messages that no stream posts.
+    pub fn check(&self) -> Result<()> {
+        let by_streams = self.posters.iter().all(|poster| *poster == Poster::Stream);
+        let sends = self.ops.iter().all(|op| *op == Op::Send);
+        ensure!(
+            !self.zero_sm || by_streams && sends,
+            "--zero-sm needs messages of streams; use --op send --poster stream"
+        );
+        Ok(())
     }
 
     /// Each operation by each poster.

@@ -283,6 +283,7 @@ impl Benchmark for Options {
     const VERIFIED: Option<&str> = Some(VERIFIED);
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        self.common.check()?;
         let ranks = Ranks::of(self.common.threads, false);
         let mut all: Vec<Played> = world::run_ranks(ranks, 2, self, limit)?;
         let other = all.pop().context("no result")?;
@@ -293,7 +294,14 @@ impl Benchmark for Options {
                 row.kernel_us = other.kernel_us;
             }
         }
-        println!("# mpbench overlap: {names}; {} memory", names.memory);
+        let zero_sm = match self.common.zero_sm {
+            true => "; zero-SM messages",
+            false => "",
+        };
+        println!(
+            "# mpbench overlap: {names}; {} memory{zero_sm}",
+            names.memory
+        );
         for way in self.common.ways() {
             println!("# {way}: latency (us) of messages, time (us) of a kernel");
             let heads = [

@@ -110,8 +110,12 @@ pub fn show(name: &str, play: &Play, names: &Names, rows: &[Row], ratios: &[Rati
         println!("# pairs: {}, window size: {}", play.pairs, play.window);
     }
     let ways = play.common.ways();
+    let zero_sm = match play.common.zero_sm {
+        true => "; zero-SM messages",
+        false => "",
+    };
     for way in &ways {
-        println!("# {way}");
+        println!("# {way}{zero_sm}");
         let mut heads = match play.pattern {
             Pattern::Latency => vec!["# Size", "Latency (us)"],
             Pattern::Bandwidth | Pattern::Bibw => vec!["# Size", "Bandwidth (MB/s)"],

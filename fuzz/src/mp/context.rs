@@ -335,6 +335,8 @@ fn shape(depth: u32, start: u64) -> Vec<u8> {
     let mut bytes = depth.to_le_bytes().to_vec();
     bytes.extend((EAGER as u32).to_le_bytes());
     bytes.extend(start.to_le_bytes());
+    // No zero-SM messages by default.
+    bytes.push(0);
     bytes
 }
 

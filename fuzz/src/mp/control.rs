@@ -30,7 +30,7 @@ pub fn run(data: &[u8]) {
                 .gpu(input.next())
                 .process(input.next())
                 .rail(input.byte() % 4);
-            bytes.extend(input.next::<[u8; 16]>());
+            shape(&mut bytes, &mut input);
             let order = input.byte() & 1;
             let end = [&record.to_bytes()[..], &[order]].concat();
             records(&mut bytes, &mut input, &end);
@@ -41,7 +41,7 @@ pub fn run(data: &[u8]) {
                 .addr(input.next())
                 .len(input.next())
                 .rkeys([(); 4].map(|()| (input.byte() & 1 == 1).then(|| input.next())));
-            bytes.extend(input.next::<[u8; 16]>());
+            shape(&mut bytes, &mut input);
             records(&mut bytes, &mut input, &record.to_bytes());
             match (kind >> 3, kind & 1) {
                 (4, 0) => bytes.push(0),
@@ -78,11 +78,18 @@ pub fn run(data: &[u8]) {
         20 => bytes.extend(input.next::<[u8; 4]>()),
         22 | 23 => {
             if kind >> 3 == 22 {
-                bytes.extend(input.next::<[u8; 16]>());
+                shape(&mut bytes, &mut input);
             }
             let short = input.bytes(usize::from(kind & 7));
             bytes.extend((short.len() as u16).to_le_bytes());
             bytes.extend(short);
+        }
+        25 => bytes.extend(input.next::<[u8; 4]>()),
+        26 => {
+            bytes.extend(input.next::<[u8; 12]>());
+            let record = RemoteMemory::default().addr(input.next()).len(input.next());
+            records(&mut bytes, &mut input, &record.to_bytes());
+            records(&mut bytes, &mut input, &record.to_bytes());
         }
         _ => bytes.extend(input.bytes(usize::from(kind & 7) * 2)),
     }
@@ -95,6 +102,12 @@ pub fn run(data: &[u8]) {
     bytes.truncate(if end == 0 { bytes.len() } else { end });
     bytes.extend(input.bytes(2));
     check(&bytes);
+}
+
+/// The layout of channels.
+fn shape(bytes: &mut Vec<u8>, input: &mut Input<'_>) {
+    bytes.extend(input.next::<[u8; 16]>());
+    bytes.push(input.byte() & 1);
 }
 
 /// The record of the path by a NIC, possibly behind records of unknown paths.

@@ -255,6 +255,17 @@ impl Waiting {
         }
     }
 
+    /// Replaces the proof of the last wait of `stream`, if it has a wait slot, by one that work behind all its
+    /// waits gives.
+    pub fn show(&self, stream: &Stream, proof: Proof) {
+        if let Some(slot) = self.slot_of(stream.id()) {
+            let mut state = slot.state.lock();
+            if slot.owner.load(Ordering::Relaxed) == stream.id() {
+                state.proof = proof;
+            }
+        }
+    }
+
     /// Counts one more submission if `stream` keeps at least half of its room, or has no limit.
     pub fn admit_spare(&self, stream: &Stream) -> bool {
         let limit = self.limits.and_then(|limits| limits.submissions);

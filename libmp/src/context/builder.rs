@@ -17,7 +17,8 @@ use crate::two_sided::engine::Engine;
 /// The settings of a [`Context`] before it is built. [`Context::builder`] makes one.
 ///
 /// A setting that is not given comes from the environment or has a default. All ranks must use the
-/// same [`eager_limit`](Builder::eager_limit) and [`depth`](Builder::depth): otherwise the first
+/// same [`eager_limit`](Builder::eager_limit), [`depth`](Builder::depth) and
+/// [`zero_sm`](Builder::zero_sm): otherwise the first
 /// use of a peer fails with [`Kind::Protocol`](crate::Kind::Protocol).
 ///
 /// ```
@@ -77,6 +78,18 @@ impl Builder {
     #[must_use]
     pub fn path(mut self, choice: PathChoice) -> Builder {
         self.config.path = Some(choice);
+        self
+    }
+
+    /// Sets whether the sends and receives that name another rank of this host are
+    /// [zero-SM messages](crate::Context#zero-sm-messages) by default. All ranks must use the same; otherwise the
+    /// first use of a peer fails with [`Kind::Protocol`](crate::Kind::Protocol). With these ranks, what
+    /// cannot be such a message is then refused with `Unsupported`, unless
+    /// [`SendOp::zero_sm`](crate::SendOp::zero_sm) and [`RecvOp::zero_sm`](crate::RecvOp::zero_sm) switch the default off for
+    /// it. Default: `MP_ZERO_SM` (1 or 0), else `false`.
+    #[must_use]
+    pub fn zero_sm(mut self, on: bool) -> Builder {
+        self.config.zero_sm = Some(on);
         self
     }
 
@@ -235,6 +248,7 @@ impl Builder {
             let file = std::env::var_os("MP_TRACE").filter(|file| !file.is_empty());
             self.config.trace = file.map(PathBuf::from);
         }
+        self.config.read_env()?;
         self.config.check()?;
         self.nic.check()?;
         let bootstrap = match self.bootstrap {

@@ -9,6 +9,63 @@ use crate::region::Slice;
 use crate::request::table::RequestKey;
 use crate::two_sided::{RecvOp, SendOp, Source, of_graph};
 
+/// # Zero-SM messages
+///
+/// [`SendOp::zero_sm`] and [`RecvOp::zero_sm`] make a message between two ranks of a host a *zero-SM
+/// message*, and [`Builder::zero_sm`](crate::Builder::zero_sm) or `MP_ZERO_SM` all messages that name another
+/// rank of the host: copy engines and memory operations of streams move it, and no kernel. A kernel of the
+/// application that fills the GPU does not delay it, and it takes no processor from such a kernel. Its latency
+/// is higher than that of other messages.
+///
+/// - *Matching.* Zero-SM messages match each other in the order in which the two ranks post them under a tag,
+///   and never match other messages: both ranks use the option, or the same default. A half whose match does
+///   not have it waits until the time limit.
+/// - *Order.* If the receive is posted before the send, the sender's stream waits until the receiver's stream
+///   has reached the receive, and copies to its memory. Else a message of at most the eager limit goes to one
+///   of 16 slots of the receiver, and the stream that waits for the receive copies it from there. A longer one
+///   stays in the memory of the send until that stream copies it: the send ends then, and its stream
+///   continues at once. *Before* means the calls of the two host threads. A receive that no stream waits for
+///   is copied by the CPU.
+/// - *Flow control.* A rank is at most 256 messages of a tag ahead of what both ranks have ended; beyond that
+///   a call finds the queue full ([`Builder::full`](crate::Builder::full)).
+/// - *Completion and failures* are as for other messages, with two exceptions. [`Request::result_word`] has
+///   the result of a success only when a call has tested the request or the background work has ended it. A
+///   stream that is released because the other rank failed still executes its copies, so the memory of a
+///   receive may be written after its failure.
+///
+/// Both ranks map each other's memory ([`Path::Ipc`](crate::Path::Ipc)). The message has at most one segment, and
+/// is posted by the call that prepares it, by the CPU or by a stream that is not being captured. The memory is
+/// of [`Context::alloc`]; a send of at most the eager limit may use any. Everything else is refused with
+/// `Unsupported`, and so are receives from [`Source::Any`]. A copy from host memory to host memory is a kernel on
+/// CUDA.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use mp::{Context, RecvOp, SendOp, gdsync::gpu::MemoryKind};
+/// fn rank(ctx: &Context) -> mp::Result<()> {
+///     let peer = 1 - ctx.rank(); // a job of two ranks
+///     let stream = ctx.gpu().stream()?;
+///     let memory = ctx.alloc(MemoryKind::Device, 128 << 10)?;
+///     let (data, room) = ([memory.slice(0, 64 << 10)?], [memory.slice(64 << 10, 64 << 10)?]);
+///
+///     let recv = ctx.post_recv(&RecvOp::new(peer, 7, &room).on(&stream).zero_sm(true))?;
+///     let send = ctx.post_send(&SendOp::new(peer, 7, &data).on(&stream).zero_sm(true))?;
+///     recv.wait_on(&stream)?; // kernels enqueued from here on may read `room`
+///     send.wait_on(&stream)?; // kernels enqueued from here on may write `data`
+///     ctx.synchronize(&stream, Duration::from_secs(10))
+/// }
+/// # std::thread::scope(|threads| {
+/// #     for job in mp::bootstrap::Local::ranks(2) {
+/// #         threads.spawn(move || {
+/// #             let gpu = mp::gdsync::Gpu::soft().unwrap();
+/// #             let ctx = Context::builder().bootstrap(job).gpu(&gpu).path(mp::PathChoice::Ipc).build().unwrap();
+/// #             rank(&ctx).unwrap();
+/// #             ctx.close(Duration::from_secs(10)).unwrap();
+/// #         });
+/// #     }
+/// # });
+/// ```
+///
 /// # Messages in graphs
 ///
 /// A stream that [`Stream::begin_capture`] captures records [`isend_on`](Context::isend_on),
@@ -96,6 +153,7 @@ impl Context {
     ///   time limit of its own, a receive from any rank, and a rank that is not reached by mapped memory;
     ///   `Truncated` if the message is longer than its receive; `Invalid` if it repeats a failed capture
     ///   with another length.
+    /// - `Unsupported` for what cannot be a [zero-SM message](Context#zero-sm-messages), if it is to be one.
     /// - `PeerFailed` if the rank was given up; `Protocol` if it has another version or settings.
     /// - `Timeout`, naming the rank, if it does not answer; `BootstrapLost` if it cannot be asked.
     /// - `QueueFull` if too many messages under the tag are in flight, or too many requests are
@@ -370,10 +428,12 @@ impl Context {
     /// requests may have different peers, tags and streams. All waits are one submission, however
     /// many requests there are, and the messages are taken in behind the last of them: up to 24 by
     /// one kernel, and each message of several segments or strided pieces by kernels of its own.
+    /// [Zero-SM messages](Context#zero-sm-messages) are waited for one after the other, in front of the
+    /// others.
     ///
     /// # Errors
     /// As [`Request::wait_on`], for the first request that fails: the stream then waits for none of
-    /// them. `Invalid` for requests of another context, and for more requests than the stream can
+    /// them, except zero-SM messages in front of it. `Invalid` for requests of another context, and for more requests than the stream can
     /// hold submissions for. `Unsupported` for captured requests beside others.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
         let _call = self.observe(c"wait_all_on", None, Some(stream));

@@ -95,6 +95,7 @@ impl fmt::Debug for Request {
                 Operation::Signal(wait) => write!(f, "{}: {:?}", e.name(), wait.state),
                 Operation::Step(step) => write!(f, "{}: {:?}", e.name(), step.done),
                 Operation::Collective(call) => write!(f, "{}: {:?}", e.name(), call.done),
+                Operation::ZeroSm(message) => write!(f, "{}: {message:?}", e.name()),
             },
             None => f.write_str("an unknown request (already released)"),
         }
@@ -341,7 +342,9 @@ impl Request {
     /// of the message in bytes. The word of a receive holds the result when a stream has passed
     /// [`Request::wait_on`]; before that its value is undefined. The word of
     /// a send may stay 0 after a success until a call tests the send. The word belongs to the
-    /// request as long as this handle lives. Call it behind `wait_on`: after an earlier call, the
+    /// request as long as this handle lives. The word of a [zero-SM](Context#zero-sm-messages) receive has
+    /// a failure when a stream has passed the wait, but a success only when the library has ended the
+    /// request. Call it behind `wait_on`: after an earlier call, the
     /// kernel that receives the message stores the result to host memory, which takes about 1 us.
     pub fn result_word(&self) -> DevicePtr {
         match &self.of {

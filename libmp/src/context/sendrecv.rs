@@ -103,7 +103,8 @@ impl Context {
     /// - As [`prepare_recv`](Context::prepare_recv) and [`prepare_send`](Context::prepare_send):
     ///   nothing is enqueued then.
     /// - As [`post_all_on`](Context::post_all_on): nothing is enqueued then. If a side names a
-    ///   stream, as [`Request::post`] for the send: the receive continues as a dropped request.
+    ///   stream, or may be a [zero-SM message](Context#zero-sm-messages), as
+    ///   [`post_send`](Context::post_send) for the send: the receive continues as a dropped request.
     /// - As [`wait_all_on`](Context::wait_all_on): both continue as dropped requests.
     pub fn sendrecv_on<'a>(
         &self,
@@ -117,7 +118,8 @@ impl Context {
             let send = self.post_send(&send.on(stream))?;
             return self.wait_all_on(stream, &[recv, send]);
         }
-        if send.on.stream().is_none() && recv.on.stream().is_none() {
+        let bare = send.on.stream().is_none() && recv.on.stream().is_none();
+        if bare && !self.may_be_zero_sm(&send, &recv) {
             let pair = [self.prepare_recv(&recv)?, self.prepare_send(&send)?];
             self.post_all_on(stream, &pair)?;
             return self.wait_all_on(stream, &pair);
@@ -132,9 +134,18 @@ impl Context {
         self.wait_all_on(stream, &pair)
     }
 
+    /// Whether a side may be a zero-SM message, which is not prepared before it is posted.
+    fn may_be_zero_sm(&self, send: &SendOp<'_>, recv: &RecvOp<'_>) -> bool {
+        let asks = |own: Option<bool>| own.unwrap_or(self.engine().zero_sm_by_default());
+        asks(send.zero_sm) || asks(recv.zero_sm)
+    }
+
     /// Posts the receive, then the send. Both are prepared first: if one is refused, the other is
     /// cancelled and nothing was posted.
     fn post_pair(&self, send: &SendOp<'_>, recv: &RecvOp<'_>) -> Result<[Request; 2]> {
+        if self.may_be_zero_sm(send, recv) {
+            return Ok([self.post_recv(recv)?, self.post_send(send)?]);
+        }
         self.engine().as_pair(|| {
             let pair = [self.prepare_recv(recv)?, self.prepare_send(send)?];
             pair.iter().try_for_each(Request::post)?;

@@ -149,6 +149,11 @@ impl Choices {
         self.chosen.get(rank as usize)?.get()
     }
 
+    /// Whether `rank` is another rank of this host.
+    pub fn is_near(&self, rank: u32) -> bool {
+        rank != self.me && self.here.get(rank as usize) == Some(&Some(true))
+    }
+
     /// Whether the path to a rank is or may become [`Path::Ipc`].
     pub fn may_map(&self) -> bool {
         let path = |cell: &OnceLock<Chosen>| cell.get().is_none_or(|(path, _)| *path == Path::Ipc);

@@ -112,6 +112,11 @@ impl Shared {
         self.named.remove(&key).is_some()
     }
 
+    /// Memory of the peer that is mapped here, by the peer's key.
+    pub fn region(&self, key: u32) -> Option<&Region> {
+        self.opened.get(&key).map(|opened| &opened.region)
+    }
+
     /// The place of a receive `offset` bytes behind the start of the memory with this key.
     ///
     /// # Errors

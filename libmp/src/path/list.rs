@@ -80,10 +80,14 @@ impl<'a, const N: usize> List<'a, N> {
         });
     }
 
-    /// Declares the word and value that show that the stream has passed the list; see
+    /// Declares the word and value that show that the stream has passed the list, or its earlier waits; see
     /// [`Descriptor::PassedBy`].
     pub fn passed_by(&mut self, word: &'a Word64, value: u64) {
         self.push(Descriptor::PassedBy { word, value });
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Enqueues all operations, in one submission.

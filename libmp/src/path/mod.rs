@@ -148,6 +148,11 @@ impl Paths {
         self.choices.of(peer)
     }
 
+    /// Whether `peer` is another rank of this host.
+    pub fn is_near(&self, peer: u32) -> bool {
+        self.choices.is_near(peer)
+    }
+
     /// Whether the path to another rank is or may become [`Path::Ipc`].
     pub fn maps(&self) -> bool {
         self.maps

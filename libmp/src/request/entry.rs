@@ -14,6 +14,7 @@ use super::one_sided::{Action, SignalState, SignalWait};
 use super::reached::Mark;
 use super::step::Step;
 use super::transfer::{Transfer, TransferState};
+use super::zero_sm::ZeroSm;
 use crate::path::Put;
 use crate::region::{Memory, Slice, Strided};
 
@@ -108,6 +109,8 @@ pub(crate) enum Operation {
     Step(Step),
     /// A stream's collective call.
     Collective(Collection),
+    /// A zero-SM send or receive.
+    ZeroSm(ZeroSm),
 }
 
 /// The fields of a send.
@@ -185,6 +188,8 @@ pub(crate) struct Waiter {
 /// When a stream has passed a [`Waiter`].
 #[derive(Debug)]
 pub(crate) enum Passed {
+    /// The word is not the result word, and is set when the request has ended.
+    WithEnd,
     /// It cannot be determined.
     Unknown,
     /// When the event is done.
@@ -202,6 +207,9 @@ impl Passed {
                 Ok(None) => return true,
                 Err(e) => return e.kind() == gdsync::Kind::DeviceLost,
             }
+        }
+        if let Passed::WithEnd = self {
+            return true;
         }
         matches!(self, Passed::At(event) if event.is_done().unwrap_or(true))
     }
@@ -288,7 +296,11 @@ impl DerefMut for Entry {
 
 impl Entry {
     pub fn is_receive(&self) -> bool {
-        self.receive().is_some()
+        match &self.operation {
+            Operation::Receive(_) => true,
+            Operation::ZeroSm(message) => !message.sends,
+            _ => false,
+        }
     }
 
     pub fn send(&self) -> Option<&Outgoing> {
@@ -343,6 +355,14 @@ impl Entry {
         }
     }
 
+    /// The zero-SM message that has not ended.
+    pub fn zero_sm(&self) -> Option<&ZeroSm> {
+        match &self.operation {
+            Operation::ZeroSm(message) => Some(message).filter(|m| m.done.is_none()),
+            _ => None,
+        }
+    }
+
     /// What a one-sided operation does; `None` for sends and receives.
     pub fn action(&self) -> Option<Action> {
         match &self.operation {
@@ -350,7 +370,7 @@ impl Entry {
             Operation::Signal(wait) => Some(wait.action),
             Operation::Step(_) => Some(Action::Exchange),
             Operation::Collective(collection) => Some(Action::Collective(collection.call)),
-            Operation::Send(_) | Operation::Receive(_) => None,
+            Operation::Send(_) | Operation::Receive(_) | Operation::ZeroSm(_) => None,
         }
     }
 
@@ -362,7 +382,8 @@ impl Entry {
             Operation::Send(_)
             | Operation::Signal(_)
             | Operation::Step(_)
-            | Operation::Collective(_) => false,
+            | Operation::Collective(_)
+            | Operation::ZeroSm(_) => false,
         }
     }
 
@@ -395,7 +416,10 @@ impl Entry {
             Operation::Transfer(transfer) => {
                 matches!(transfer.state, TransferState::Prepared(..))
             }
-            Operation::Signal(_) | Operation::Step(_) | Operation::Collective(_) => false,
+            Operation::Signal(_)
+            | Operation::Step(_)
+            | Operation::Collective(_)
+            | Operation::ZeroSm(_) => false,
         }
     }
 
@@ -428,8 +452,9 @@ impl Entry {
 
     /// The stream that takes its message in.
     pub fn claimed_by(&self) -> Option<u64> {
-        match self.receive()?.state {
-            ReceiveState::Claimed(stream) => Some(stream),
+        match (&self.operation, self.receive().map(|receive| receive.state)) {
+            (Operation::ZeroSm(message), _) if message.done.is_none() => message.claimed,
+            (_, Some(ReceiveState::Claimed(stream))) => Some(stream),
             _ => None,
         }
     }
@@ -459,6 +484,7 @@ impl Entry {
             | Operation::Collective(Collection {
                 done: Some(status), ..
             }) => Some(*status),
+            Operation::ZeroSm(message) => message.done,
             _ => None,
         }
     }
@@ -474,6 +500,7 @@ impl Entry {
             Operation::Signal(wait) => wait.state = SignalState::Done(status),
             Operation::Step(step) => step.done = Some(status),
             Operation::Collective(collection) => collection.done = Some(status),
+            Operation::ZeroSm(message) => message.done = Some(status),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! - One request: `entry` has the states of all kinds, `transfer` the work and the states of
 //!   a transfer to or from a window, `one_sided` those of a wait for a word, `step` those of a step
-//!   of a neighbourhood, `collective` those of a stream's collective call.
+//!   of a neighbourhood, `zero_sm` those of a zero-SM message, `collective` those of a stream's collective call.
 //! - All requests: `table` has them with their result words, `fault` the failures that no call has
 //!   returned, `reached` how far the streams that post receives have come.
 //!
@@ -16,6 +16,7 @@ pub(crate) mod reached;
 pub(crate) mod step;
 pub(crate) mod table;
 pub(crate) mod transfer;
+pub(crate) mod zero_sm;
 
 /// The result of a request that succeeded: peer, tag and length of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

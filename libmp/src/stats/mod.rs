@@ -86,6 +86,15 @@ impl Counts {
                 self.bytes_in += len;
                 self.message(len > eager_limit);
             }
+            Operation::ZeroSm(message) => {
+                let (count, bytes) = match message.sends {
+                    true => (&mut self.sends, &mut self.bytes_out),
+                    false => (&mut self.receives, &mut self.bytes_in),
+                };
+                *count += 1;
+                *bytes += len;
+                self.message(len > eager_limit);
+            }
             Operation::Transfer(transfer) => match transfer.action {
                 Action::Put => {
                     self.puts += 1;

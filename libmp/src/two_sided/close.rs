@@ -113,7 +113,8 @@ impl Engine {
                 || entry.claimed_by().is_some()
                 || entry.signal().is_some()
                 || entry.step().is_some()
-                || entry.collective().is_some();
+                || entry.collective().is_some()
+                || entry.zero_sm().is_some_and(|message| message.sends);
             if (by_stream || entry.is_queued()) && state.requests.result(key).is_none() {
                 open.push(entry.name().to_string());
             }
@@ -165,7 +166,8 @@ impl Engine {
             }
             // The kernel after the wait stores the result of a claimed receive, and the stream that
             // of a wait for a signal, which `releases` reads.
-            let by_stream = entry.claimed_by().is_some() || entry.signal().is_some();
+            let claimed = entry.receive().is_some() && entry.claimed_by().is_some();
+            let by_stream = claimed || entry.signal().is_some();
             if !by_stream && entry.in_flight().is_none() {
                 self.finish(&mut state, key, Status::CLOSED, 0);
             }

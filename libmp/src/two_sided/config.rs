@@ -68,6 +68,8 @@ pub(crate) struct Config {
     pub doorbell: Doorbell,
     /// `None`: `MP_PATH`.
     pub path: Option<PathChoice>,
+    /// `None`: `MP_ZERO_SM`.
+    pub zero_sm: Option<bool>,
     pub channels: usize,
     pub start: u64,
     /// The file of the timeline, without the rank.
@@ -81,7 +83,27 @@ impl Config {
             depth: self.depth,
             eager: self.eager_limit as u32,
             start: self.start,
+            zero_sm: self.zero_sm.unwrap_or_default(),
         }
+    }
+
+    /// Reads the settings that are not given and that the environment has.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown value.
+    pub fn read_env(&mut self) -> Result<()> {
+        if self.zero_sm.is_none() {
+            let value = std::env::var("MP_ZERO_SM").unwrap_or_default();
+            self.zero_sm = Some(match &*value {
+                "" | "0" => false,
+                "1" => true,
+                _ => {
+                    let what = format!("MP_ZERO_SM={value} is not valid; set it to 0 or 1");
+                    return Err(Error::new("read environment", Kind::Invalid, what));
+                }
+            });
+        }
+        Ok(())
     }
 
     pub fn check(&self) -> Result<()> {
@@ -123,6 +145,7 @@ impl Default for Config {
             full: Full::Wait,
             doorbell: Doorbell::Auto,
             path: None,
+            zero_sm: None,
             channels: 256,
             start: 0,
             trace: None,

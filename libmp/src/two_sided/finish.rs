@@ -69,6 +69,12 @@ impl Engine {
         let (segments, staging) = entry.take_memory();
         let (receive, rank, tag, number) =
             (entry.is_receive(), entry.peer, entry.tag, entry.number);
+        let ordinary = entry.receive().is_some();
+        if let Operation::ZeroSm(message) = &entry.operation
+            && let Some(peer) = state.peers.get_mut(rank)
+        {
+            peer.zero_sm.ended(message.sends, tag, number);
+        }
         let last = |slice: &Slice| std::sync::Arc::strong_count(&slice.memory().0) == 1;
         if segments.as_slice().iter().any(last) {
             state.trash.segments.push(segments);
@@ -86,7 +92,7 @@ impl Engine {
         // The length is 0 if the sender dropped the message before it was posted: the sender then
         // has no failure to record.
         let known = || len == 0 || knows_too_long(state, rank, tag, number);
-        if receive && status == Status::TRUNCATED && !known() {
+        if ordinary && receive && status == Status::TRUNCATED && !known() {
             self.send_control(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
         if failed {
@@ -326,6 +332,12 @@ impl Engine {
             // The send continues with the refused word.
             return;
         }
+        self.fail_ended(state, key, len);
+    }
+
+    /// Fails a send whose message of `len` bytes was too long, also if it has ended with success. One that has not
+    /// ended takes this result when it ends: the word is stored before its completion.
+    pub(super) fn fail_ended(&self, state: &mut State, key: RequestKey, len: u64) {
         if let Some(entry) = state.requests.get_mut(key)
             && entry.status().is_some()
         {
@@ -334,14 +346,12 @@ impl Engine {
             self.record_failure(state, key, Status::TRUNCATED, len);
             self.drop_fault(state, key);
         }
-        // A send that has not ended takes this result when it ends: the word is stored before its
-        // completion.
         state.requests.set_result(key, Status::TRUNCATED, len);
     }
 
     /// Keeps the failure of a send whose message was too long.
     #[cold]
-    fn keep_truncation(&self, state: &mut State, name: Name) {
+    pub(super) fn keep_truncation(&self, state: &mut State, name: Name) {
         let fault = Fault {
             order: state.faults.next_order(),
             name,
@@ -404,6 +414,7 @@ impl Engine {
         } else {
             tracing::debug!(target: "mp", "rank {me}: rank {rank} has left");
         }
+        self.fail_zero_sm(state, rank, status);
         if let Some(peer) = state.peers.get_mut(rank) {
             peer.fail(Failure { status, cause });
         }
@@ -442,6 +453,7 @@ impl Engine {
                     let missing = entry.signal().is_some_and(|wait| !wait.is_met());
                     missing && state.requests.result(key).is_none()
                 }
+                Operation::ZeroSm(_) => !arrived(state, key),
                 Operation::Collective(_) => entry.collective().is_some_and(|open| {
                     let mut absent = open.team.absent(entry.number);
                     absent.any(|absent| absent == rank)
@@ -476,7 +488,8 @@ impl Engine {
             Operation::Transfer(_)
             | Operation::Signal(_)
             | Operation::Step(_)
-            | Operation::Collective(_) => false,
+            | Operation::Collective(_)
+            | Operation::ZeroSm(_) => false,
         };
         if !unposted && !unknown {
             return late("the request was posted, and its message may be in flight; wait for it");
@@ -526,6 +539,8 @@ impl Engine {
         } else if entry.is_prepared() {
             let back = self.cancel(state, key);
             back.unwrap_or_else(|_| self.void(state, key));
+        } else if entry.zero_sm().is_some() {
+            Engine::want_zero_sm(entry);
         } else if let Operation::Receive(receive) = &mut entry.operation
             && receive.state == ReceiveState::Posted
         {
@@ -573,7 +588,8 @@ impl Engine {
             Operation::Transfer(_)
             | Operation::Signal(_)
             | Operation::Step(_)
-            | Operation::Collective(_) => {}
+            | Operation::Collective(_)
+            | Operation::ZeroSm(_) => {}
         }
         let (segments, staging) = entry.take_memory();
         state.trash.segments.push(segments);

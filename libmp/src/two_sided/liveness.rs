@@ -110,7 +110,7 @@ impl GonePoll {
         self.at = turn.map_or(self.at, |rank| rank + 1);
         let due = peers.here().filter(|peer| {
             let waits = asked[peer.rank as usize] || peer.liveness.gone || peer.owes_answer();
-            let waits = waits || !peer.circuits.is_empty();
+            let waits = waits || !peer.circuits.is_empty() || !peer.zero_sm.is_empty();
             waits || turn == Some(peer.rank)
         });
         due.map(|peer| (peer.rank, peer.liveness.gone)).collect()

@@ -11,7 +11,7 @@
 //! - `channel` (one tag to or from a rank: numbers, memory, credits), `channels` (all channels of a
 //!   rank: how they open and retire), `peer` (one rank: its lanes, channels, and whether it was
 //!   given up).
-//! - `circuits` (messages in CUDA graphs).
+//! - `circuits` (messages in CUDA graphs), `zero_sm` (messages without kernels).
 //! - `lanes` (which stream posts on which lane), `any` (receives from any rank), `outbox` (control
 //!   messages that wait), `liveness` (whether ranks are alive), `watch` (where streams wait),
 //!   `staging` and `packed` (messages in many pieces).
@@ -22,8 +22,9 @@
 //!   `transfer` (posting operations of windows), `post_all` and `wait_all` (several requests in one
 //!   submission), `claim` (a stream takes a message in), `marks` (how far streams have come), `take`
 //!   (the CPU takes a message in), `flush`, `close`, `agree` (agreements on lost ranks), `ready` (the
-//!   memory of ready words), `capture` (messages in CUDA graphs).
-//! - Background work: `progress`, `control`, `finish`, `steps` (neighbourhoods), `team` (collective
+//!   memory of ready words), `capture` (messages in CUDA graphs), `zero_choice`, `zero_post` and `zero_wait`
+//!   (zero-SM messages).
+//! - Background work: `progress`, `control`, `finish`, `zero_advance`, `steps` (neighbourhoods), `team` (collective
 //!   calls), and `texts`, which describes it in errors and logs.
 
 mod agree;
@@ -66,6 +67,11 @@ mod transfer;
 pub(crate) mod wait;
 mod wait_all;
 mod watch;
+mod zero_advance;
+mod zero_choice;
+mod zero_post;
+mod zero_sm;
+mod zero_wait;
 
 pub(crate) use capture::{Captured, Message, Started, of_graph};
 pub(crate) use marks::mark_others;

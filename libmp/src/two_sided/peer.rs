@@ -15,6 +15,7 @@ use super::lanes::StreamLanes;
 use super::liveness::Liveness;
 use super::ready::READY;
 use super::state::not_connected;
+use super::zero_sm::{self, ZeroSmChannels};
 use crate::error::{Error, Kind, Result};
 use crate::path::{Can, LANES, Lane, Link, Paths, Put};
 use crate::plan::{LaneId, PeerLanes};
@@ -41,6 +42,7 @@ pub(crate) struct Peer {
     pub stand_in: [u8; LANES],
     pub channels: Channels,
     pub circuits: Circuits,
+    pub zero_sm: ZeroSmChannels,
     pub liveness: Liveness,
     pub standing: Standing,
     /// Its memory of windows that this rank has not made yet, by the window's number.
@@ -172,6 +174,14 @@ impl<'a> Setup<'a> {
             start: self.config.start,
         }
     }
+
+    /// What a channel of zero-SM messages is made from.
+    pub fn zero_sm(&self) -> zero_sm::Origin<'a> {
+        zero_sm::Origin {
+            paths: self.paths,
+            room: self.config.eager_limit.next_multiple_of(64),
+        }
+    }
 }
 
 impl Peer {
@@ -183,6 +193,7 @@ impl Peer {
             stand_in: std::array::from_fn(|lane| lane as u8),
             channels: Channels::new(rank),
             circuits: Circuits::default(),
+            zero_sm: ZeroSmChannels::default(),
             liveness: Liveness::default(),
             windows: BTreeMap::new(),
             neighbours: Vec::new(),
@@ -243,6 +254,7 @@ impl Peer {
             || matches!(self.standing, Standing::Here { closing, .. } if closing == asked)
             || self.channels.is_opening()
             || self.circuits.is_opening()
+            || self.zero_sm.is_opening()
     }
 
     /// Whether all that is needed to post on `lane` is open.
@@ -444,6 +456,8 @@ impl Peer {
             Control::Mapped { key, place } => self.link.shared.answered(*key, *place)?,
             Control::Released { key } => self.link.shared.close(*key),
             Control::Circuit(end) => self.circuits.peer_made(setup.circuits(), end, out)?,
+            Control::AskZeroSm { tag } => self.zero_sm.peer_asks(setup.zero_sm(), *tag, out)?,
+            Control::ZeroSm(room) => self.zero_sm.peer_made(setup.zero_sm(), room)?,
             Control::Ping => out.push(Control::Pong),
             Control::Pong
             | Control::Truncated { .. }
@@ -515,6 +529,13 @@ impl Peer {
             return Ok(());
         }
         let rank = self.rank;
+        if ours.zero_sm != theirs.zero_sm {
+            let what = format!(
+                "only one of rank {rank} and this rank uses zero-SM messages by default; use the same \
+                 MP_ZERO_SM or Builder::zero_sm on all ranks"
+            );
+            return Err(Error::new("open channel", Kind::Protocol, what).with_rank(rank));
+        }
         let what = format!(
             "rank {rank} has a depth of {} messages and an eager limit of {} bytes, and this rank \
              has {} and {}; use the same settings on all ranks",
@@ -530,6 +551,7 @@ impl Peer {
         self.standing = Standing::GivenUp(failure);
         self.link.fail(status);
         self.circuits.fail(status);
+        self.zero_sm.fail();
         // Stored before streams are released.
         for channel in self.channels.recvs.values() {
             channel.set_lost();

@@ -568,7 +568,10 @@ impl Engine {
                 }
                 Operation::Transfer(transfer) => transfer.post(common.poster.lane, member.last),
                 // Never prepared.
-                Operation::Signal(_) | Operation::Step(_) | Operation::Collective(_) => {}
+                Operation::Signal(_)
+                | Operation::Step(_)
+                | Operation::Collective(_)
+                | Operation::ZeroSm(_) => {}
             }
         }
         self.match_any(state);

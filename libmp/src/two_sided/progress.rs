@@ -106,7 +106,8 @@ impl Engine {
         let active = |entry: &Entry| {
             let posted = |receive: &Incoming| receive.state == ReceiveState::Posted;
             let by_cpu = entry.poster.stream.is_none();
-            entry.is_queued() || by_cpu && entry.receive().is_some_and(posted)
+            let copies = entry.zero_sm().is_some_and(|message| message.queued);
+            entry.is_queued() || copies || by_cpu && entry.receive().is_some_and(posted)
         };
         keys.clear();
         let open = state.requests.iter().filter(|(_, entry)| active(entry));
@@ -175,6 +176,7 @@ impl Engine {
                 Some(_) => state.requests.forget(key),
                 None => self.advance_step(state, key),
             },
+            Operation::ZeroSm(_) => self.advance_zero_sm(state, key),
             Operation::Collective(collection) => match collection.done {
                 Some(_) => state.requests.forget(key),
                 None => self.advance_collective(state, key),
@@ -338,6 +340,7 @@ impl Engine {
         self.late_replays(state);
         let lost = state.outbox.lost().is_some();
         for rank in 0..self.size {
+            self.settle_zero_sm(state, rank, None);
             let tags = match state.peers.get(rank) {
                 Some(peer) if peer.channels.has_deferred() => state.matcher.tags(&state.requests),
                 _ => Vec::new(),
@@ -372,6 +375,7 @@ impl Engine {
             if let Standing::Here { leaving, .. } = &mut peer.standing
                 && *leaving
                 && peer.link.busy_lanes() == 0
+                && peer.zero_sm.is_quiet()
             {
                 *leaving = false;
                 out.push(Control::Left);
@@ -411,9 +415,19 @@ impl Engine {
     }
 }
 
-/// Whether the message of a receive has arrived.
+/// Whether the message of a receive has arrived, or that of a zero-SM send has left.
 pub(super) fn arrived(state: &State, key: RequestKey) -> bool {
     state.requests.get(key).is_some_and(|entry| {
+        if let Some(message) = entry.zero_sm() {
+            let (tag, number) = (entry.tag, entry.number);
+            return state
+                .peers
+                .get(entry.peer)
+                .is_some_and(|peer| match message.sends {
+                    true => peer.zero_sm.has_left(tag, number, message.way),
+                    false => peer.zero_sm.has_come(tag, number),
+                });
+        }
         let channel = state.receiving(entry.peer, entry.tag);
         channel.is_some_and(|channel| channel.has_come(entry.number, entry.large))
     })

@@ -32,6 +32,9 @@ impl Engine {
     /// Numbers a receive, and posts it if `post` is set.
     #[inline]
     pub fn recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<Started> {
+        if self.is_zero_sm_recv(spec, post)? {
+            return self.zero_sm_recv(spec).map(Started::Listed);
+        }
         match spec.on.captured(&self.gpu, PREPARE)? {
             Some(stream) => Ok(Started::Captured(self.capture_recv(stream, spec, post)?)),
             None => self.start_recv(spec, post).map(Started::Listed),

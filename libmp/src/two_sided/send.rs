@@ -147,6 +147,9 @@ impl Engine {
     /// work requests.
     #[inline]
     pub fn send(&self, spec: &SendOp<'_>, post: bool) -> Result<Started> {
+        if self.is_zero_sm_send(spec, post)? {
+            return self.zero_sm_send(spec).map(Started::Listed);
+        }
         match spec.on.captured(&self.gpu, PREPARE)? {
             Some(stream) => Ok(Started::Captured(self.capture_send(stream, spec, post)?)),
             None => self.start_send(spec, post).map(Started::Listed),

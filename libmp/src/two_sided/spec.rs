@@ -146,6 +146,8 @@ pub struct SendOp<'a> {
     pub(crate) size: SizeSource<'a>,
     pub(crate) on: On<'a>,
     pub(crate) timeout: Option<Duration>,
+    /// `None`: as the context says.
+    pub(crate) zero_sm: Option<bool>,
 }
 
 impl SendOp<'_> {
@@ -191,6 +193,7 @@ impl<'a> SendOp<'a> {
             size: SizeSource::Segments,
             on: On::Cpu,
             timeout: None,
+            zero_sm: None,
         }
     }
 
@@ -223,6 +226,15 @@ impl<'a> SendOp<'a> {
     #[must_use]
     pub fn size(mut self, size: SizeSource<'a>) -> SendOp<'a> {
         self.size = size;
+        self
+    }
+
+    /// Makes the send a zero-SM message (`true`), or not (`false`); default:
+    /// [`Builder::zero_sm`](crate::Builder::zero_sm). See
+    /// [zero-SM messages](crate::Context#zero-sm-messages).
+    #[must_use]
+    pub fn zero_sm(mut self, on: bool) -> SendOp<'a> {
+        self.zero_sm = Some(on);
         self
     }
 
@@ -279,6 +291,8 @@ pub struct RecvOp<'a> {
     pub(crate) packed: Option<&'a Strided>,
     pub(crate) on: On<'a>,
     pub(crate) timeout: Option<Duration>,
+    /// `None`: as the context says.
+    pub(crate) zero_sm: Option<bool>,
 }
 
 impl<'a> RecvOp<'a> {
@@ -293,6 +307,7 @@ impl<'a> RecvOp<'a> {
             packed: None,
             on: On::Cpu,
             timeout: None,
+            zero_sm: None,
         }
     }
 
@@ -317,6 +332,15 @@ impl<'a> RecvOp<'a> {
     #[must_use]
     pub fn by_cpu_thread(mut self, stream: &'a Stream) -> RecvOp<'a> {
         self.on = On::Stream(stream, Some(Doorbell::CpuThread));
+        self
+    }
+
+    /// Makes the receive a zero-SM message (`true`), or not (`false`); default:
+    /// [`Builder::zero_sm`](crate::Builder::zero_sm). See
+    /// [zero-SM messages](crate::Context#zero-sm-messages).
+    #[must_use]
+    pub fn zero_sm(mut self, on: bool) -> RecvOp<'a> {
+        self.zero_sm = Some(on);
         self
     }
 

@@ -157,18 +157,27 @@ fn scatter(
 /// Copies the `len` bytes at byte `start` of `source` into segments.
 fn scatter_region(segments: &[Slice], len: u64, source: &Region, start: usize) -> Result<()> {
     scatter(segments, len, |into, to, at, n| {
-        match into.copy_from(to, source, start + at, n)? {
-            true => Ok(()),
-            false => copy_by_engine((into, to), (source, start + at), n),
-        }
+        copy_region((into, to), (source, start + at), n)
     })
+}
+
+/// Copies `len` bytes from region to region.
+pub(super) fn copy_region(
+    into: (&Region, usize),
+    from: (&Region, usize),
+    len: usize,
+) -> Result<()> {
+    match into.0.copy_from(into.1, from.0, from.1, len)? {
+        true => Ok(()),
+        false => copy_by_engine(into, from, len),
+    }
 }
 
 /// Copies `len` bytes between regions of which the CPU cannot access one.
 #[cold]
 fn copy_by_engine(into: (&Region, usize), from: (&Region, usize), len: usize) -> Result<()> {
-    const PIECE: usize = 4096;
-    let mut buffer = [0; PIECE];
+    const PIECE: usize = 1 << 20;
+    let mut buffer = vec![0; PIECE.min(len)];
     for done in (0..len).step_by(PIECE) {
         let piece = &mut buffer[..PIECE.min(len - done)];
         from.0.read(from.1 + done, piece)?;

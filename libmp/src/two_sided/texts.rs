@@ -33,6 +33,8 @@ pub(super) enum Lack {
     Match,
     /// Credit from the receiver, which has taken this many of the last messages.
     Room { taken: u32 },
+    /// The receiver, to take an earlier zero-SM message in.
+    Slot,
     /// The peer's receive.
     Receive,
     /// The CPU of this rank, to send the message.
@@ -159,6 +161,14 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
             .map(|_| Lack::Rank)
             .or(entry.signal().map(|_| Lack::Signal));
     }
+    if let Some(message) = entry.zero_sm() {
+        let (tag, number, channels) = (entry.tag, entry.number, &peers.get(entry.peer)?.zero_sm);
+        if !message.sends {
+            return (!channels.has_come(tag, number)).then_some(Lack::Message);
+        }
+        let slot = channels.send_lacks(tag, number)?;
+        return Some(if slot { Lack::Slot } else { Lack::Receive });
+    }
     let (number, channels) = (entry.number, &peers.get(entry.peer)?.channels);
     if entry.is_receive() {
         let channel = channels.recvs.get(&entry.tag)?;
@@ -232,6 +242,15 @@ impl Engine {
                      {depth} messages (Builder::depth)"
                 ),
                 "; check that it posts a receive for each message".to_owned(),
+            ),
+            Some(Lack::Slot) => (
+                format!("rank {rank} has not taken in the message 16 before{within}"),
+                "; check that a stream or the CPU waits for each receive".to_owned(),
+            ),
+            Some(Lack::Receive) if entry.zero_sm().is_some() => (
+                format!("no stream of rank {rank} has reached its receive{within}"),
+                "; check that both ranks post zero-SM messages of a tag in the same order"
+                    .to_owned(),
             ),
             Some(Lack::Receive) => {
                 let stream = match entry.poster.stream {

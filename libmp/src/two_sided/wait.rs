@@ -32,6 +32,9 @@ impl Engine {
 
     /// Advances a request as far as possible now.
     pub fn visit(&self, state: &mut State, key: RequestKey) {
+        if let Some(entry) = state.requests.get_mut(key) {
+            Engine::want_zero_sm(entry);
+        }
         if let Some(receive) = state.requests.receive_mut(key) {
             receive.wanted = true;
             if receive.state == ReceiveState::Unmatched {
@@ -169,7 +172,8 @@ impl Engine {
     /// The failure with which it ended; `NoSuchRequest` if it was not posted.
     pub(super) fn needs_wait(&self, state: &mut State, key: RequestKey) -> Result<bool> {
         let entry = state.requests.get(key);
-        if entry.is_some_and(|e| e.in_flight().is_some() && e.poster.stream.is_none()) {
+        let by_cpu = |e: &Entry| e.in_flight().is_some() && e.poster.stream.is_none();
+        if entry.is_some_and(|e| by_cpu(e) || e.zero_sm().is_some()) {
             // It may have ended since the last check.
             self.advance(state, key);
         }
@@ -235,6 +239,7 @@ impl Engine {
                     }
                 }
             }
+            (Operation::ZeroSm(_), _) => self.zero_sm_wait_on(&mut state, key, stream),
             (Operation::Receive(receive), _) if receive.state != ReceiveState::Unmatched => {
                 self.try_claim(state, key, stream)
             }
@@ -286,7 +291,8 @@ impl Engine {
             let poster = entry.poster.id();
             let waits = entry.waiters.iter().any(|waiter| waiter.stream == stream);
             let of_stream = poster == Some(stream) || waits;
-            of_stream && entry.in_flight().is_some() && state.given_up(entry.peer).is_some()
+            let open = entry.in_flight().is_some() || entry.zero_sm().is_some();
+            of_stream && open && state.given_up(entry.peer).is_some()
         });
         failing.next().map(|(_, entry)| entry.peer)
     }

@@ -122,6 +122,11 @@ impl Engine {
         uncaptured(stream, WAIT_ON)?;
         let on = On::Stream(stream, None);
         keys.clone().try_for_each(|key| self.open_for(key, &on))?;
+        // The copies of engines are no part of a plan.
+        if self.any_zero_sm(keys.clone()) {
+            let mut zero_sm = keys.clone().filter(|key| self.any_zero_sm([*key]));
+            zero_sm.try_for_each(|key| self.wait_on(key, stream))?;
+        }
         self.with_room(|| {
             let mut state = self.lock();
             let mut waits = std::mem::take(&mut state.waits);
@@ -235,6 +240,8 @@ impl Engine {
         let poster = entry.poster.id();
         let flush = entry.lands_in_device();
         match (&entry.operation, entry.in_flight()) {
+            // The stream waits for it in front of this.
+            (Operation::ZeroSm(_), _) => Ok(()),
             (_, Some(put)) if poster.is_some() => {
                 let at = LaneId {
                     rank: entry.peer,

@@ -15,6 +15,7 @@ use super::texts::lack;
 use crate::request::entry::{Entry, ReceiveState};
 use crate::request::one_sided::SignalWait;
 use crate::request::table::{RequestKey, Table};
+use crate::request::zero_sm::Way;
 
 /// A stream that has waited for at least [`Builder::watchdog`](crate::Builder::watchdog), and the
 /// request that it waits for: from [`Context::stuck`](crate::Context::stuck).
@@ -105,7 +106,13 @@ impl Engine {
                 receive,
                 Some(ReceiveState::Posted | ReceiveState::Unmatched)
             );
-            if entry.is_queued() || open && entry.timeout.is_some() {
+            let timed = match entry.zero_sm() {
+                // No stream waits for the receive of a long message.
+                Some(message) if message.sends => message.queued || message.way == Way::Pulled,
+                Some(_) => entry.timeout.is_some(),
+                None => open && entry.timeout.is_some(),
+            };
+            if entry.is_queued() || timed {
                 entry.since.get_or_insert(now);
             }
             let (rank, Some(since)) = (entry.peer, entry.since) else {
@@ -147,7 +154,7 @@ impl Engine {
         let Some(entry) = state
             .requests
             .get(key)
-            .filter(|entry| !entry.is_unmatched())
+            .filter(|entry| !entry.is_unmatched() && entry.zero_sm().is_none())
         else {
             return false;
         };
@@ -229,7 +236,10 @@ fn waits_of(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
     let at_work = entry.in_flight().is_some()
         || entry.signal().is_some()
         || entry.step().is_some()
-        || entry.collective().is_some();
+        || entry.collective().is_some()
+        || entry
+            .zero_sm()
+            .is_some_and(|m| m.sends && m.way != Way::Pulled && !m.queued);
     let sender = entry.poster.id().filter(|_| at_work);
     let waiters = match (entry.status(), sender) {
         (None, None) => &entry.waiters[..],

@@ -4,13 +4,16 @@
 //! All numbers are little-endian. A message starts with a magic and the version of its format; a
 //! reader refuses another version, and its error names both versions.
 
+#[cfg(test)]
+mod tests;
+
 use super::agree::Note;
 use super::record::{self, Record};
 use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 14;
+pub const VERSION: u16 = 15;
 
 /// Maximum number of bytes of a text or of the name of a GPU.
 const SHORT: usize = 1024;
@@ -24,6 +27,8 @@ pub struct Shape {
     pub eager: u32,
     /// Number of the first message.
     pub start: u64,
+    /// The messages of streams to ranks of the host are zero-SM messages by default.
+    pub zero_sm: bool,
 }
 
 impl Shape {
@@ -31,6 +36,7 @@ impl Shape {
         b.extend(self.depth.to_le_bytes());
         b.extend(self.eager.to_le_bytes());
         b.extend(self.start.to_le_bytes());
+        b.push(self.zero_sm.into());
     }
 }
 
@@ -98,6 +104,19 @@ pub struct CircuitEnd {
     pub offset: u64,
     /// Bytes of payload for which each of a receiver's rooms has lines.
     pub bytes: u64,
+}
+
+/// The receiver's memory of a channel of zero-SM messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ZeroSmRoom {
+    /// The tag.
+    pub tag: u32,
+    /// The entries in host memory, one record for each path.
+    pub block: Vec<Record>,
+    /// The device memory of the slots, one record for each path.
+    pub slots: Vec<Record>,
+    /// Their offset in it.
+    pub offset: u64,
 }
 
 /// A control message.
@@ -262,6 +281,14 @@ pub enum Control {
     /// The sender has made its end of a circuit. The reader answers with its own end, unless it has
     /// sent that before.
     Circuit(Box<CircuitEnd>),
+    /// The sender will send zero-SM messages under a tag: asks the reader for the memory of the channel.
+    AskZeroSm {
+        /// The tag.
+        tag: u32,
+    },
+    /// The sender has made the memory for zero-SM messages of the reader; also the answer to
+    /// `AskZeroSm`.
+    ZeroSm(Box<ZeroSmRoom>),
 }
 
 impl Control {
@@ -292,6 +319,8 @@ impl Control {
             Control::AskMap { .. } => (22, 0),
             Control::CanMap { can } => (23, u8::from(can.is_ok())),
             Control::Circuit(end) => (24, u8::from(end.sends) | u8::from(end.len.is_some()) << 1),
+            Control::AskZeroSm { .. } => (25, 0),
+            Control::ZeroSm(_) => (26, 0),
         };
         let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
@@ -408,6 +437,13 @@ impl Control {
                 }
                 put(&mut b, &end.block);
             }
+            Control::AskZeroSm { tag } => b.extend(tag.to_le_bytes()),
+            Control::ZeroSm(room) => {
+                b.extend(room.tag.to_le_bytes());
+                b.extend(room.offset.to_le_bytes());
+                put(&mut b, &room.block);
+                put(&mut b, &room.slots);
+            }
             Control::AskMap { gpu, shape } => {
                 shape.encode(&mut b);
                 put_short(&mut b, gpu);
@@ -436,6 +472,7 @@ impl Control {
             } => [block, rooms, flagged, long],
             Control::Neighbour(side) => [&side.words_block, &side.landing_block, &[], &[]],
             Control::Circuit(end) => [&end.block, &[], &[], &[]],
+            Control::ZeroSm(room) => [&room.block, &room.slots, &[], &[]],
             _ => [&[]; 4],
         }
     }
@@ -460,6 +497,7 @@ impl Control {
                 None,
             ],
             Control::Circuit(end) => [Some(&mut end.block), None, None, None],
+            Control::ZeroSm(room) => [Some(&mut room.block), Some(&mut room.slots), None, None],
             _ => [None, None, None, None],
         }
     }
@@ -611,6 +649,13 @@ impl Control {
                     block: r.records()?,
                 }))
             }
+            25 => Control::AskZeroSm { tag: r.u32()? },
+            26 => Control::ZeroSm(Box::new(ZeroSmRoom {
+                tag: r.u32()?,
+                offset: r.u64()?,
+                block: r.records()?,
+                slots: r.records()?,
+            })),
             _ => {
                 let what = format!("the kind {kind} of the control message is unknown");
                 return Err(malformed(what));
@@ -703,170 +748,10 @@ impl Reader<'_> {
             depth: self.u32()?,
             eager: self.u32()?,
             start: self.u64()?,
+            zero_sm: match self.take()? {
+                [zero_sm @ 0..=1] => zero_sm == 1,
+                [other] => return Err(malformed(format!("a setting cannot be {other}"))),
+            },
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::agree::{Ranks, Stage};
-    use super::*;
-
-    #[test]
-    fn control_messages_round_trip_and_other_bytes_are_refused() {
-        let block = vec![Record::new(record::NIC, &[7; 48]), Record::new(9, &[])];
-        let ends = vec![Record::new(record::NIC, &[3; 64]); record::MOST];
-        let shape = Shape {
-            depth: 16,
-            eager: 4096,
-            start: 0xffff_fff0,
-        };
-        let all = [
-            Control::Connect {
-                lane: 3,
-                ends,
-                shape,
-            },
-            Control::Up { lane: 7 },
-            Control::AskMap {
-                gpu: vec![1, 2, 3],
-                shape,
-            },
-            Control::CanMap { can: Ok(()) },
-            Control::CanMap {
-                can: Err("its GPU runs no kernels".to_owned()),
-            },
-            Control::Sends {
-                tag: u32::MAX,
-                block: block.clone(),
-                shape,
-                eager: true,
-            },
-            Control::Receives {
-                tag: 0,
-                block: block.clone(),
-                rooms: Vec::new(),
-                flagged: Vec::new(),
-                flags: RoomsPlace::default(),
-                long: Vec::new(),
-                long_flags: RoomsPlace::default(),
-                shape,
-            },
-            Control::Receives {
-                tag: 1,
-                block: block.clone(),
-                rooms: block.clone(),
-                flagged: block.clone(),
-                flags: RoomsPlace {
-                    offset: 5,
-                    from: 6,
-                    bytes: 0,
-                },
-                long: block,
-                long_flags: RoomsPlace {
-                    offset: 7,
-                    from: 8,
-                    bytes: 9,
-                },
-                shape,
-            },
-            Control::Truncated {
-                tag: 1,
-                number: 2,
-                len: 3,
-            },
-            Control::Retire { tag: 1, next: 2 },
-            Control::Retired { tag: 1, gone: true },
-            Control::GivenUp { closed: false },
-            Control::GivenUp { closed: true },
-            Control::Leaving,
-            Control::Left,
-            Control::Ping,
-            Control::Pong,
-            Control::Window {
-                number: 1 << 40,
-                rank: 3,
-                block: vec![Record::new(record::LOCAL, &[1; 20])],
-            },
-            Control::Neighbour(Box::new(Neighbour {
-                send: 1,
-                receive: u32::MAX,
-                sends: 1 << 30,
-                receives: 3,
-                words: 4,
-                words_block: vec![Record::new(record::NIC, &[5; 48])],
-                landing: [6, 7],
-                landing_block: vec![Record::new(record::NIC, &[8; 48])],
-            })),
-            Control::Withdrawn {
-                send: 1,
-                receive: 2,
-            },
-            Control::Broken {
-                id: 1,
-                call: 1 << 40,
-                rank: 2,
-                status: 3,
-            },
-            Control::Agree(Note {
-                number: 3,
-                stage: Stage::Complete,
-                value: 1 << 50,
-                lost: [0, 7, 8, 1000].into_iter().collect(),
-            }),
-            Control::Agree(Note {
-                number: 0,
-                stage: Stage::Decided,
-                value: 0,
-                lost: Ranks::default(),
-            }),
-            Control::Memory(Export {
-                key: 1,
-                addr: 2 << 40,
-                len: 3,
-                offset: 4,
-                host: true,
-            }),
-            Control::Mapped {
-                key: 1,
-                place: Some((2 << 40, 3)),
-            },
-            Control::Mapped {
-                key: 1,
-                place: None,
-            },
-            Control::Released { key: u32::MAX },
-            Control::DeviceBlock {
-                tag: 3,
-                block: vec![Record::new(2, &[1; 20])],
-                offset: 64,
-                from: 9,
-            },
-            Control::Circuit(Box::new(CircuitEnd {
-                sends: true,
-                tag: 3,
-                number: 1 << 33,
-                len: Some(4),
-                block: vec![Record::new(2, &[1; 20])],
-                offset: 64,
-                bytes: 0,
-            })),
-            Control::Circuit(Box::default()),
-        ];
-        for message in all {
-            let bytes = message.encode();
-            assert_eq!(Control::decode(&bytes).unwrap(), message);
-            for len in 0..bytes.len() {
-                assert!(Control::decode(&bytes[..len]).is_err());
-            }
-            let mut longer = bytes.clone();
-            longer.push(0);
-            assert!(Control::decode(&longer).is_err());
-            let mut other = bytes;
-            other[4] = 7;
-            let e = Control::decode(&other).unwrap_err().to_string();
-            let ours = format!("version {VERSION}");
-            assert!(e.contains("version 7") && e.contains(&ours), "{e}");
-        }
     }
 }

@@ -4,8 +4,9 @@
 //!
 //! `cells` lists the settings and their valid combinations. `run` runs the ranks of a cell as
 //! threads of this process, `processes` as processes that `launch` starts. In `lost` one rank dies
-//! or stops, and the others continue; in `killed` it dies under messages of each length. `windows` has the one-sided operations,
-//! `collectives` the calls of all ranks, `words` the waits for words, `graphs` the messages in graphs.
+//! or stops, and the others continue; in `killed` it dies under messages of each length. `windows` has
+//! the one-sided operations, `collectives` the calls of all ranks, `words` the waits for words, `graphs`
+//! the messages in graphs, `zero_sm` those without kernels.
 
 mod cells;
 mod collectives;
@@ -17,6 +18,7 @@ pub(super) mod processes;
 mod run;
 mod windows;
 mod words;
+pub(super) mod zero_sm;
 
 use std::time::Instant;
 
@@ -135,6 +137,9 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
             if runtime == Runtime::Cuda || suite.chosen.provider == Provider::Emulated {
                 suite.add(runtime, format!("graphs: {kind:?}"), move || {
                     graphs::graphs(runtime, gpus, kind)
+                });
+                suite.add(runtime, format!("zero-SM: {kind:?}"), move || {
+                    zero_sm::zero_sm(runtime, gpus, kind)
                 });
             }
         }

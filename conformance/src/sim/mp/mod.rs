@@ -7,7 +7,7 @@
 //!   [`neighbours`] of exchanges with neighbours, [`collectives`] of calls of all ranks.
 //! - Losses: [`survivors`] continue to exchange messages, [`agree`] has ranks that agree on the lost
 //!   ones, while they die.
-//! - [`graphs`]: messages in graphs, which are launched many times.
+//! - [`graphs`]: messages in graphs, which are launched many times; [`zero_sm`]: messages without kernels.
 //! - [`ahead`] has a sender that is ahead of its receiver, [`offload`] shows that messages progress while the rank that enqueued them sleeps, [`late`]
 //!   that ready words which two queue pairs write keep their order.
 //!
@@ -29,5 +29,6 @@ pub mod offload;
 pub mod particles;
 pub mod survivors;
 pub mod windows;
+pub mod zero_sm;
 
 pub use job::Wire;

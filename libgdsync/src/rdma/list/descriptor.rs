@@ -117,6 +117,8 @@ pub enum Descriptor<'a> {
     /// after this list stores `value` into `word`. When the word has reached the value (compared
     /// cyclically), the stream has passed the waits for words in this list, and the library no
     /// longer counts it as waiting. Without this statement it counts as waiting until it is idle.
+    /// In a list without waits, the list or later work stores the value, and the statement is about all
+    /// earlier waits of the stream.
     PassedBy {
         /// The word, in any memory of the GPU, as for
         /// [`Stream::launch_waiting`](crate::gpu::Stream::launch_waiting).

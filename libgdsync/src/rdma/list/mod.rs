@@ -59,6 +59,8 @@ struct Scratch {
     undo: Vec<(usize, Side, PostMark)>,
     /// The proof that the stream has passed the last wait; `None`: the list has no wait.
     proof: Option<Proof>,
+    /// The proof that the stream has passed its earlier waits, of a list without waits.
+    shown: Option<Proof>,
     buffers: Buffers,
 }
 
@@ -169,6 +171,7 @@ fn run(
     s.waits.clear();
     s.undo.clear();
     s.proof = None;
+    s.shown = None;
     let mut held = None;
     let lowered = flushed::lower_all(stream, queues, list, by, s, &mut held)
         .and_then(|()| append_marks(queues, s, &mut held));
@@ -177,6 +180,9 @@ fn run(
         let kernel = by_kernel(queues, s);
         let n = submissions(stream, &s.list, kernel);
         stream.admit(OPERATION, n, s.proof.take())?;
+        if let Some(proof) = s.shown.take() {
+            stream.gpu().waiting().show(stream, proof);
+        }
         submit(stream, &mut s.list, &mut s.buffers, kernel)
     });
     match submitted {
@@ -383,9 +389,11 @@ fn lower_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) ->
         Descriptor::Flush if caps.ordered_writes => {}
         Descriptor::Flush => s.list.push(Op::Flush),
         Descriptor::PassedBy { word, value } => {
-            if let Some(proof) = &mut s.proof {
-                *proof = Proof::by_word(word, value);
-            }
+            let proof = match &mut s.proof {
+                Some(proof) => proof,
+                None => s.shown.insert(Proof::Idle),
+            };
+            *proof = Proof::by_word(word, value);
         }
         Descriptor::Send(_) | Descriptor::Receive(_) | Descriptor::Wait { .. } => {}
     }

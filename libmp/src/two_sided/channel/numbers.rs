@@ -99,6 +99,7 @@ mod tests {
             depth,
             eager,
             start,
+            zero_sm: false,
         })
     }
 

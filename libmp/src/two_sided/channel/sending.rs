@@ -626,6 +626,7 @@ mod tests {
             depth: 4,
             eager: 64,
             start: 0,
+            zero_sm: false,
         };
         let channel = SendChannel::new(&Paths::for_test(&device), 1, shape).unwrap();
         let later = word::word(4, WordKind::Ready, 100);

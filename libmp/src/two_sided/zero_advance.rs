@@ -1,0 +1,212 @@
+//! The background work for zero-SM messages: how they end, what the CPU takes in, and what is settled.
+
+use gdsync::Status;
+
+use super::engine::Engine;
+use super::progress::arrived;
+use super::state::State;
+use super::take::copy_region;
+use super::zero_sm::{Field, Sends, part};
+use crate::request::entry::{Entry, Operation};
+use crate::request::fault::Name;
+use crate::request::table::RequestKey;
+use crate::request::zero_sm::Way;
+
+/// Bytes that the CPU copies at a time, because other calls wait meanwhile.
+const PART: u64 = 4 << 20;
+
+/// How a message ends.
+enum End {
+    With(Status, u64),
+    /// The message of this length is longer than its receive, and the other rank has ended its half: streams of
+    /// this rank wait still.
+    Cut(u64),
+    /// When the CPU has copied it.
+    Copied,
+}
+
+impl Engine {
+    /// Advances a zero-SM message. `true`: its state changed.
+    pub fn advance_zero_sm(&self, state: &mut State, key: RequestKey) -> bool {
+        let Some(entry) = state.requests.get(key) else {
+            return false;
+        };
+        if entry.status().is_some() {
+            return state.requests.forget(key);
+        }
+        let (rank, tag, number) = (entry.peer, entry.tag, entry.number);
+        let receive = entry.is_receive();
+        let (status, len) = match self.end_of_zero_sm(state, key) {
+            None => return false,
+            Some(End::With(status, len)) => (status, len),
+            Some(End::Cut(len)) => {
+                self.finish(state, key, Status::TRUNCATED, len);
+                // Behind the error word.
+                if let Some(peer) = state.peers.get(rank) {
+                    peer.zero_sm.end_cut(receive, tag, number);
+                }
+                return true;
+            }
+            Some(End::Copied) => match self.copy_zero_sm(state, key) {
+                Some(end) => end,
+                None => return true,
+            },
+        };
+        self.finish(state, key, status, len);
+        true
+    }
+
+    fn end_of_zero_sm(&self, state: &State, key: RequestKey) -> Option<End> {
+        let entry = state.requests.get(key)?;
+        let message = entry.zero_sm()?;
+        let peer = state.peers.get(entry.peer)?;
+        let number = entry.number;
+        let lost = || End::With(peer.failed().unwrap_or(Status::CLOSED), 0);
+        if message.sends {
+            let channel = peer.zero_sm.sends.get(&entry.tag)?;
+            if channel.window.get(number).is_some_and(|flight| flight.lost) {
+                return Some(lost());
+            }
+            if message.queued {
+                return channel.may_leave(number).then_some(End::Copied);
+            }
+            let has = |field| channel.entries.has(number, field);
+            return match (has(Sends::end(message.way)), message.way) {
+                (true, _) => Some(End::With(Status::SUCCESS, entry.len)),
+                (false, Way::Pulled) => has(Field::Cut).then_some(End::Cut(entry.len)),
+                (false, _) => None,
+            };
+        }
+        let channel = peer.zero_sm.recvs.get(&entry.tag)?;
+        if channel.window.get(number).is_some_and(|flight| flight.lost) {
+            return Some(lost());
+        }
+        let has = |field| channel.entries.has(number, field);
+        if message.way == Way::Direct {
+            let len = channel.entries.load(number, Field::Len);
+            return match (has(Field::Sent), has(Field::Cut)) {
+                // The peer has stored more than the receive has room for, or says so.
+                (true, _) if len > entry.len => Some(End::With(Status::BAD_RESPONSE, 0)),
+                (true, _) => Some(End::With(Status::SUCCESS, len)),
+                (false, true) if len > entry.len => Some(End::Cut(len)),
+                (false, true) => Some(End::With(Status::BAD_RESPONSE, 0)),
+                (false, false) => None,
+            };
+        }
+        if message.claimed.is_some() {
+            let done = End::With(Status::SUCCESS, message.arriving);
+            return has(Field::Done).then_some(done);
+        }
+        let reached = || {
+            let poster = entry.poster.stream.as_ref();
+            has(Field::Ready) || poster.is_none_or(|stream| stream.has_ended())
+        };
+        (message.wanted && has(Field::Sent) && reached()).then_some(End::Copied)
+    }
+
+    /// Copies a part of a message by the CPU: to the memory of its receive, or to a slot. `None`: it was not the
+    /// last one.
+    fn copy_zero_sm(&self, state: &mut State, key: RequestKey) -> Option<(Status, u64)> {
+        let State {
+            peers, requests, ..
+        } = &mut *state;
+        let Entry { common, operation } = requests.get_mut(key)?;
+        let Operation::ZeroSm(message) = operation else {
+            return None;
+        };
+        let peer = peers.get(common.peer)?;
+        let far = message.far.as_ref().map(|(region, at)| (region, *at));
+        let own = common.segments.as_slice().first().map(part);
+        let (entries, to, from, len) = match message.sends {
+            true => {
+                let channel = peer.zero_sm.sends.get(&common.tag)?;
+                (&channel.entries, far, own, common.len)
+            }
+            false => {
+                let channel = peer.zero_sm.recvs.get(&common.tag)?;
+                let slot = match message.way {
+                    Way::Staged { slot } => Some(channel.slot(slot)),
+                    _ => far,
+                };
+                (&channel.entries, own, slot, message.arriving)
+            }
+        };
+        let (at, n) = (message.moved as usize, PART.min(len - message.moved));
+        let copied = match to.zip(from) {
+            Some((to, from)) if n > 0 => {
+                copy_region((to.0, to.1 + at), (from.0, from.1 + at), n as usize)
+            }
+            _ => Ok(()),
+        };
+        message.moved += n;
+        let ends = copied.is_err() || message.moved == len;
+        match (message.sends, ends) {
+            (_, false) => return None,
+            (true, true) if copied.is_ok() => entries.set(common.number, Field::Sent),
+            (true, true) => {}
+            (false, true) => entries.set(common.number, Field::Done),
+        }
+        let Err(e) = copied else {
+            return Some((Status::SUCCESS, len));
+        };
+        let status = e.status().unwrap_or(Status::LOCAL_ACCESS);
+        // The receiver would wait for it.
+        self.give_up_for(
+            state,
+            key,
+            status,
+            format!("the message cannot be copied: {e}"),
+        );
+        Some((status, 0))
+    }
+
+    /// Settles the messages with a rank, or those of one tag, and reports sends that had ended with success and were too long.
+    pub fn settle_zero_sm(&self, state: &mut State, rank: u32, tag: Option<u32>) {
+        let Some(peer) = state.peers.get_mut(rank).filter(|p| !p.zero_sm.is_empty()) else {
+            return;
+        };
+        for (tag, number, len) in peer.zero_sm.settle(tag) {
+            self.zero_sm_was_cut(state, (rank, tag, number), len);
+        }
+    }
+
+    /// Handles a short message that was longer than its receive, as of other short messages.
+    #[cold]
+    fn zero_sm_was_cut(&self, state: &mut State, (rank, tag, number): (u32, u32, u64), len: u64) {
+        self.set_error(Status::TRUNCATED);
+        let found = state.requests.iter().find(|(_, entry)| {
+            let sends = matches!(&entry.operation, Operation::ZeroSm(message) if message.sends);
+            sends && (entry.peer, entry.tag, entry.number) == (rank, tag, number)
+        });
+        match found.map(|(key, _)| key) {
+            Some(key) => self.fail_ended(state, key, len),
+            None => {
+                let name = Name {
+                    receive: false,
+                    one_sided: None,
+                    peer: Some(rank),
+                    tag,
+                    number,
+                    size: len,
+                };
+                self.keep_truncation(state, name);
+            }
+        }
+    }
+
+    /// Stores the results of the messages that are lost with a rank, before streams are released.
+    pub fn fail_zero_sm(&self, state: &State, rank: u32, status: Status) {
+        for (key, entry) in state.requests.iter() {
+            if entry.peer == rank && entry.zero_sm().is_some() && !arrived(state, key) {
+                state.requests.set_result(key, status, 0);
+            }
+        }
+    }
+
+    /// Asks the CPU to complete a zero-SM receive.
+    pub fn want_zero_sm(entry: &mut Entry) {
+        if let Operation::ZeroSm(message) = &mut entry.operation {
+            message.wanted = true;
+        }
+    }
+}
