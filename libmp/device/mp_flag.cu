@@ -26,15 +26,25 @@ GDS_DEVICE void flag(const Flag& p) {
     const Room r{p.room, static_cast<u32>(p.number), static_cast<u32>(p.number >> 32)};
     u64* lines = p.long_room != 0 ? word_at(p.long_room) : r.lines();
     const u32 mark = p.long_room != 0 ? kLong : 0;
-    const u32 shares = static_cast<u32>(p.shares), head = mark | static_cast<u32>(p.len);
-    const Parts parts(p.from, p.len, lines, shares);
-    const bool is_short = parts.all && blockIdx.x < shares && p.lines == 0;
+    // At most twice 8 bytes for each thread, and a block for each share. All that does not depend on the earlier work
+    // is computed before its end; the class of mp_replay.cu for this makes the compiler compute more behind it.
+    const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 at = 8ull * index, from = p.from + at, head = line(r.low, mark | static_cast<u32>(p.len));
+    const u64 next = 8ull * p.shares * blockDim.x;
+    const bool is_short = blockIdx.x < p.shares && p.shares <= gridDim.x && p.lines == 0 && (p.from & 7) == 0 &&
+                          p.len <= 2 * next;
     if (threadIdx.x == 0) open = await_credit(p.slot, [] { return false; });
     if (blockDim.x > 1) __syncthreads();
     const bool writes = open != 0;
     gds::await_earlier_work();
-    if (__builtin_expect(is_short && writes, 1)) {
-        parts.write(r, head);
+    if (is_short && writes) {
+        if (index == 0) gds::store_two_whole_sys(r.head(), head, line(r.low, r.high));
+        const bool both = at + next < p.len;
+        // The loads overlap.
+        const u64 v = load_eight(from, p.len - least(at, p.len));
+        const u64 w = both ? load_eight(from + next, p.len - at - next) : 0;
+        if (at < p.len) write_two(lines + 2 * index, r.low, v);
+        if (both) write_two(lines + 2 * index + next / 4, r.low, w);
         // As below.
         if (blockDim.x > 1) __syncthreads();
         if (threadIdx.x == 0) report(p.report, 1);
@@ -42,8 +52,8 @@ GDS_DEVICE void flag(const Flag& p) {
     }
     u32 done = 0;
     if (writes) {
-        if (blockIdx.x == 0 && threadIdx.x == 0) write_head(r, head);
-        done = for_shares(shares, [&](Share all, u32) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) write_head(r, mark | static_cast<u32>(p.len));
+        done = for_shares(static_cast<u32>(p.shares), [&](Share all, u32) {
             write_lines(lines, r.low, p.from, p.len, p.lines, all);
         });
     }

@@ -106,35 +106,6 @@ GDS_DEVICE void write_lines(u64* lines, u32 flag, u64 from, u64 len, u64 last, S
     }
 }
 
-// The parts of a thread, of 8 bytes each, of a message that a sender writes in lines: at most two. Made before the
-// kernel waits, so that addresses and conditions are in registers behind the wait.
-struct Parts {
-    const u64 index, at, next;
-    const u64 from, len;
-    u64* const lines;
-    const bool all;  // no thread has more parts
-
-    GDS_DEVICE Parts(u64 source, u64 bytes, u64* to, u32 shares)
-        : index(blockIdx.x * blockDim.x + threadIdx.x),
-          at(8 * index),
-          next(8ull * shares * blockDim.x),
-          from(source + at),
-          len(bytes),
-          lines(to + 2 * index),
-          all(shares <= gridDim.x && (source & 7) == 0 && bytes <= 2 * next) {}
-
-    // Writes the head, by one thread, and the parts.
-    GDS_DEVICE void write(const Room& r, u32 head) const {
-        if (index == 0) write_head(r, head);
-        const bool both = at + next < len;
-        // The loads overlap.
-        const u64 first = load_eight(from, len - least(at, len));
-        const u64 second = both ? load_eight(from + next, len - at - next) : 0;
-        if (at < len) write_two(lines, r.low, first);
-        if (both) write_two(lines + next / 4, r.low, second);
-    }
-};
-
 // Shows a message that is copied to the memory of its receive in so many shares.
 GDS_DEVICE void write_elsewhere(const Room& r, u64 len, u32 shares) {
     write_two(r.lines(), r.low, len);

@@ -170,6 +170,35 @@ GDS_DEVICE bool end_replay(const End& e, u64 number, u32 done, bool bad, u64 len
     return true;
 }
 
+// The parts of a thread, of 8 bytes each, of a message that a sender writes in lines: at most two. Made before the
+// kernel waits, so that addresses and conditions are in registers behind the wait.
+struct Parts {
+    const u64 index, at, next;
+    const u64 from, len;
+    u64* const lines;
+    const bool all;  // no thread has more parts
+
+    GDS_DEVICE Parts(u64 source, u64 bytes, u64* to, u32 shares)
+        : index(blockIdx.x * blockDim.x + threadIdx.x),
+          at(8 * index),
+          next(8ull * shares * blockDim.x),
+          from(source + at),
+          len(bytes),
+          lines(to + 2 * index),
+          all(shares <= gridDim.x && (source & 7) == 0 && bytes <= 2 * next) {}
+
+    // Writes the head, by one thread, and the parts.
+    GDS_DEVICE void write(const Room& r, u32 head) const {
+        if (index == 0) write_head(r, head);
+        const bool both = at + next < len;
+        // The loads overlap.
+        const u64 first = load_eight(from, len - least(at, len));
+        const u64 second = both ? load_eight(from + next, len - at - next) : 0;
+        if (at < len) write_two(lines, r.low, first);
+        if (both) write_two(lines + next / 4, r.low, second);
+    }
+};
+
 // The sender's kernel of a message whose lines have room.
 GDS_DEVICE void write(const Write& p) {
     // Another task of the launch has more shares.
