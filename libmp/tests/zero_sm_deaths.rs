@@ -11,7 +11,7 @@ use std::time::Duration;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Builder, Context, Memory, PathChoice, RecvOp, Request, SendOp};
 use sim::gate::Gate;
-use sim::{Death, LARGE, LIMIT, Rank, SMALL, Witness, millis, peer_failed, play, secs};
+use sim::{Death, LARGE, LIMIT, Rank, SMALL, Witness, exchange, millis, peer_failed, play, secs};
 
 const TIMEOUT: Duration = secs(2);
 /// The rank that dies.
@@ -324,5 +324,54 @@ fn watchdog_and_time_limit_name_what_a_zero_sm_message_lacks() {
             rank.barrier();
         });
         assert!(run.report.unfinished.is_empty());
+    }
+}
+
+/// Messages that a rank has sent before it died, by a slot and in its own memory.
+#[test]
+fn messages_that_a_lost_rank_has_left_are_received() {
+    for (seed, death) in (0..).zip([Death::Leaves, Death::Closes, Death::Freezes]) {
+        let run = play(seed, 2, move |rank| {
+            let ctx = rank.open(build);
+            exchange(&ctx, rank.peer(), 9);
+            let stream = ctx.gpu().stream().unwrap();
+            let memory = ctx.alloc(MemoryKind::Device, LARGE).unwrap();
+            if rank.me == VICTIM {
+                memory.write(0, &[7; LARGE]).unwrap();
+                for len in [SMALL, LARGE, LARGE, SMALL] {
+                    drop(send(&ctx, &stream, &memory, len));
+                }
+                assert!(stream.synchronize(LIMIT).unwrap());
+                drop(memory);
+                rank.barrier();
+                return death.end(rank, ctx, 2);
+            }
+            rank.barrier();
+            // It is lost when this request fails.
+            let lost = memory.slice(0, SMALL).unwrap();
+            let lost = ctx.irecv_on(&stream, VICTIM, 9, &lost);
+            let e = lost.and_then(|lost| {
+                lost.wait_on(&stream)?;
+                lost.wait(LIMIT)
+            });
+            peer_failed(&e.unwrap_err(), VICTIM);
+            for (len, by_cpu) in [(SMALL, false), (LARGE, false), (LARGE, true), (SMALL, true)] {
+                memory.write(0, &[0; LARGE]).unwrap();
+                let left = receive(&ctx, &stream, &memory, len);
+                if !by_cpu {
+                    left.wait_on(&stream).unwrap();
+                }
+                assert_eq!(left.wait(LIMIT).unwrap().len, len as u64);
+                let mut got = vec![0; LARGE];
+                memory.read(0, &mut got).unwrap();
+                assert!(got[..len].iter().all(|byte| *byte == 7));
+                assert!(got[len..].iter().all(|byte| *byte == 0));
+            }
+            let into = [memory.slice(0, SMALL).unwrap()];
+            let op = RecvOp::new(VICTIM, 1, &into).on(&stream).zero_sm(true);
+            peer_failed(&ctx.post_recv(&op).unwrap_err(), VICTIM);
+            rank.barrier();
+        });
+        assert_eq!(run.report.unfinished.is_empty(), death != Death::Freezes);
     }
 }

@@ -383,11 +383,11 @@ impl Hostile {
             match bytes[6] {
                 1 => {
                     let theirs =
-                        QpAddress::from_bytes(&bytes[27..27 + QpAddress::LEN]).expect("a record");
+                        QpAddress::from_bytes(&bytes[28..28 + QpAddress::LEN]).expect("a record");
                     self.lane(bytes[7], &theirs);
                 }
                 3 => {
-                    self.blocks.insert(tag(), block(31).expect("a block"));
+                    self.blocks.insert(tag(), block(32).expect("a block"));
                     if self.answers {
                         let rooms = (bytes[7] == 1).then(|| self.own(ROOMS));
                         let mailbox = self.own(MAILBOX);
@@ -395,10 +395,10 @@ impl Hostile {
                     }
                 }
                 4 => {
-                    self.mailboxes.insert(tag(), block(31).expect("a mailbox"));
+                    self.mailboxes.insert(tag(), block(32).expect("a mailbox"));
                     // Behind a record of one path.
                     self.rooms
-                        .extend(block(34 + RemoteMemory::LEN).map(|rooms| (tag(), rooms)));
+                        .extend(block(35 + RemoteMemory::LEN).map(|rooms| (tag(), rooms)));
                     if self.answers {
                         self.send(&sends(tag(), &self.own(BLOCK), &shape, false));
                     }

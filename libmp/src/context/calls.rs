@@ -26,6 +26,9 @@ use crate::two_sided::{RecvOp, SendOp, Source, of_graph};
 ///   stays in the memory of the send until that stream copies it: the send ends then, and its stream
 ///   continues at once. *Before* means the calls of the two host threads. A receive that no stream waits for
 ///   is copied by the CPU.
+///   A send of any length may thus hold its stream until its receive is reached, as a message above the eager
+///   limit does; `docs/deadlocks.md` has the rules. The first call under a tag, or with some memory, waits for
+///   the background work of the other rank.
 /// - *Flow control.* A rank is at most 256 messages of a tag ahead of what both ranks have ended; beyond that
 ///   a call finds the queue full ([`Builder::full`](crate::Builder::full)).
 /// - *Completion and failures* are as for other messages, with two exceptions. [`Request::result_word`] has

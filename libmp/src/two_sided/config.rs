@@ -94,14 +94,7 @@ impl Config {
     pub fn read_env(&mut self) -> Result<()> {
         if self.zero_sm.is_none() {
             let value = std::env::var("MP_ZERO_SM").unwrap_or_default();
-            self.zero_sm = Some(match &*value {
-                "" | "0" => false,
-                "1" => true,
-                _ => {
-                    let what = format!("MP_ZERO_SM={value} is not valid; set it to 0 or 1");
-                    return Err(Error::new("read environment", Kind::Invalid, what));
-                }
-            });
+            self.zero_sm = Some(zero_sm(&value)?);
         }
         Ok(())
     }
@@ -151,5 +144,29 @@ impl Default for Config {
             trace: None,
             trace_events: MOST_EVENTS,
         }
+    }
+}
+
+/// The default that `value` of `MP_ZERO_SM` sets.
+fn zero_sm(value: &str) -> Result<bool> {
+    match value {
+        "" | "0" => Ok(false),
+        "1" => Ok(true),
+        _ => {
+            let what = format!("MP_ZERO_SM={value} is not valid; set it to 0 or 1");
+            Err(Error::new("read environment", Kind::Invalid, what))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mp_zero_sm_is_0_or_1() {
+        let read = |value| zero_sm(value).map_err(|e| e.kind());
+        assert_eq!(["", "0", "1"].map(read), [Ok(false), Ok(false), Ok(true)]);
+        assert_eq!(["yes", "2", " 1"].map(read), [Err(Kind::Invalid); 3]);
     }
 }

@@ -71,12 +71,21 @@ impl ZeroSmChannels {
         if !self.recvs.contains_key(&tag) {
             self.make(from, tag, out)?;
         }
-        if let Some(channel) = self.recvs.get_mut(&tag)
-            && !std::mem::replace(&mut channel.used, true)
-        {
+        Ok(self.is_open(tag, sends))
+    }
+
+    /// Whether the program can post under a tag. If so, it does.
+    pub fn is_open(&mut self, tag: u32, sends: bool) -> bool {
+        if sends {
+            return self.sends.contains_key(&tag);
+        }
+        let Some(channel) = self.recvs.get_mut(&tag) else {
+            return false;
+        };
+        if !std::mem::replace(&mut channel.used, true) {
             self.unused -= 1;
         }
-        Ok(true)
+        true
     }
 
     fn make(&mut self, from: Origin<'_>, tag: u32, out: &mut Vec<Control>) -> Result<()> {
@@ -125,11 +134,6 @@ impl ZeroSmChannels {
         let channel = Sends::open(from.paths, from.room, theirs)?;
         self.sends.insert(tag, channel);
         Ok(())
-    }
-
-    /// Whether the program has posted a receive under a tag.
-    pub fn is_used(&self, tag: u32) -> bool {
-        self.recvs.get(&tag).is_some_and(|channel| channel.used)
     }
 
     pub fn is_empty(&self) -> bool {
