@@ -7,8 +7,8 @@
 //! of the engine are in `zero_choice`, `zero_post`, `zero_wait` and `zero_advance`.
 //!
 //! The receiver makes the memory, when its program posts the first receive or when the sender asks. So the first
-//! send under a tag waits for the background work of the receiver, and a receive does not. Calls of both sides wait
-//! until the other rank has mapped the memory of a message that it copies to or from.
+//! send under a tag waits for the background work of the receiver, and a receive does not. A call that posts
+//! a receive, or a send above the eager limit, waits until the other rank has mapped its memory.
 
 mod channel;
 mod half;
@@ -172,18 +172,12 @@ impl ZeroSmChannels {
 
     /// Releases the streams that wait for a message that was longer than its receive.
     pub fn end_cut(&self, sends: bool, tag: u32, number: u64) {
-        let (entries, field) = match sends {
-            true => (
-                self.sends.get(&tag).map(|channel| &channel.entries),
-                Field::Done,
-            ),
-            false => (
-                self.recvs.get(&tag).map(|channel| &channel.entries),
-                Field::Sent,
-            ),
-        };
-        if let Some(entries) = entries {
-            entries.set(number, field);
+        if sends {
+            if let Some(channel) = self.sends.get(&tag) {
+                channel.entries.set(number, Field::Done);
+            }
+        } else if let Some(channel) = self.recvs.get(&tag) {
+            channel.entries.set(number, Field::Sent);
         }
     }
 

@@ -1,9 +1,9 @@
 //! The protocol of a channel of zero-SM messages, without memory, streams and clocks: the words of an
 //! entry, and the messages that a side has in flight.
 //!
-//! Message n uses entry n modulo [`ENTRIES`]. Addresses and lengths of a copy engine are constants, so the side that
-//! copies enqueues its copy when it knows both halves. The two ranks agree by the *agreement word* which half was
-//! enqueued first, and with it which side copies:
+//! Message n uses entry n modulo [`ENTRIES`]. Addresses and lengths of a copy engine are constants, so a copy is
+//! enqueued when its source and its destination are known. The two ranks agree by the *agreement word* which half
+//! was enqueued first, and with it which side copies:
 //! - The receive: the sender's stream waits until the receive is `ready`, copies to its memory, and
 //!   stores `sent`.
 //! - The send, of a short message: the sender's stream copies to a slot in memory of the receiver and stores
