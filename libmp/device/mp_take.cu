@@ -6,7 +6,7 @@
 
 namespace mp {
 
-// The threads of a copy of a message that is not in lines.
+// Copies a message that is not in lines, by all threads of a block.
 GDS_DEVICE void copy_rest(u64 to, u64 from, u64 len) {
     auto* t = reinterpret_cast<unsigned char*>(to);
     const auto* f = reinterpret_cast<const unsigned char*>(from);

@@ -272,7 +272,7 @@ fn watchdog_and_time_limit_name_what_a_zero_sm_message_lacks() {
             },
         ),
         (
-            "no stream of rank 1 has reached its receive",
+            "rank 1 has not taken the message in",
             Before::Nothing,
             |ctx, stream, memory| {
                 let long = send(ctx, stream, memory, LARGE);

@@ -54,10 +54,10 @@ struct Check {
 const _: () =
     assert!(size_of::<Fill>() == 56 && size_of::<Piece>() == 24 && size_of::<Check>() == 48);
 
-/// Tags of patterns: what a stream sends in a batch, and what is where it has received nothing.
+/// Seeds of patterns: of what a stream sends in a batch, or of the blank where it receives nothing.
 fn seed(batch: u64, rank: usize, stream: usize, blank: bool) -> u64 {
-    let lane = (batch * RANKS as u64 + rank as u64) * STREAMS as u64 + stream as u64;
-    pattern::seed(2 * lane + u64::from(blank))
+    let index = (batch * RANKS as u64 + rank as u64) * STREAMS as u64 + stream as u64;
+    pattern::seed(2 * index + u64::from(blank))
 }
 
 /// The whole target of a stream, in pieces of at most `most` bytes: the messages, and what is between
@@ -120,6 +120,7 @@ pub struct Area {
     source: (Region, u32),
     target: (Region, u32),
     pieces: Vec<Region>,
+    /// Maximum number of bytes of a piece.
     most: u32,
     sum: Region,
     results: Region,
@@ -130,7 +131,7 @@ pub struct Area {
 pub struct Found {
     pub verified: u64,
     pub wrong: u64,
-    /// The lowest offset of a wrong byte.
+    /// The lowest offset of a wrong byte, or [`NOWHERE`].
     pub first: u64,
 }
 
@@ -161,22 +162,23 @@ impl Area {
         (batch % self.pieces.len() as u64) as usize
     }
 
-    /// Enqueues the writing of source and target for a batch, with one wrong bit at `flip`.
+    /// Enqueues the writing of source and target for a batch, with one wrong bit at `flip`. `mine`: the rank
+    /// and the number of the stream.
     pub fn fill(
         &self,
         kernels: &Kernels,
         stream: &Stream,
         batch: u64,
-        lane: (usize, usize),
+        mine: (usize, usize),
         flip: u64,
     ) -> Result<()> {
         let fill = Fill {
             source: self.source.0.addr().0,
             source_words: u64::from(self.source.1 / 8),
-            source_seed: seed(batch, lane.0, lane.1, false),
+            source_seed: seed(batch, mine.0, mine.1, false),
             target: self.target.0.addr().0,
             target_words: u64::from(self.target.1 / 8),
-            target_seed: seed(batch, lane.0, lane.1, true),
+            target_seed: seed(batch, mine.0, mine.1, true),
             flip,
         };
         // SAFETY: the regions are freed when the stream has run its work; the messages of the stream's
@@ -191,10 +193,10 @@ impl Area {
         kernels: &Kernels,
         stream: &Stream,
         batch: &Batch,
-        lane: (usize, usize),
+        mine: (usize, usize),
     ) -> Result<()> {
         let slot = self.slot(batch.number);
-        let pieces = pieces(batch, lane, self.target.1, self.most);
+        let pieces = pieces(batch, mine, self.target.1, self.most);
         self.pieces[slot].write(0, pieces.as_bytes())?;
         let check = Check {
             target: self.target.0.addr().0,
@@ -234,7 +236,7 @@ mod tests {
     use super::super::plan::{Choice, Plan};
     use super::*;
 
-    const LANE: (usize, usize) = (1, 0);
+    const MINE: (usize, usize) = (1, 0);
 
     /// A batch of which the messages were copied by hand from the patterns to the target.
     struct Copied {
@@ -276,9 +278,9 @@ mod tests {
                 bytes
             });
             let area = area(&source.0);
-            area.fill(&kernels, &stream, 0, LANE, NOWHERE).unwrap();
+            area.fill(&kernels, &stream, 0, MINE, NOWHERE).unwrap();
             assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
-            for i in batch.received(LANE.0, LANE.1) {
+            for i in batch.received(MINE.0, MINE.1) {
                 let m = &batch.messages[i];
                 let bytes = &sent[m.streams[0]][m.from as usize..][..m.len as usize];
                 target.0.write(m.into as usize, bytes).unwrap();
@@ -296,7 +298,7 @@ mod tests {
         fn found(&self) -> Found {
             let check = self
                 .area
-                .check(&self.kernels, &self.stream, &self.batch, LANE);
+                .check(&self.kernels, &self.stream, &self.batch, MINE);
             check.unwrap();
             assert!(self.stream.synchronize(Duration::from_secs(60)).unwrap());
             self.area.found(0).unwrap().unwrap()
@@ -323,7 +325,7 @@ mod tests {
             first: NOWHERE,
         };
         assert_eq!(copied.found(), right);
-        let messages = copied.batch.received(LANE.0, LANE.1);
+        let messages = copied.batch.received(MINE.0, MINE.1);
         let messages = messages.iter().map(|i| &copied.batch.messages[*i]);
         for m in messages.filter(|m| m.len > 0) {
             for at in [m.into, m.into + m.len / 2, m.into + m.len - 1] {
@@ -346,9 +348,9 @@ mod tests {
     #[test]
     fn message_that_did_not_arrive_is_wrong_in_every_byte() {
         let copied = Copied::new();
-        let fill = |kernels, stream| copied.area.fill(kernels, stream, 0, LANE, NOWHERE);
+        let fill = |kernels, stream| copied.area.fill(kernels, stream, 0, MINE, NOWHERE);
         fill(&copied.kernels, &copied.stream).unwrap();
-        let received = copied.batch.received(LANE.0, LANE.1);
+        let received = copied.batch.received(MINE.0, MINE.1);
         let bytes = received
             .iter()
             .map(|i| u64::from(copied.batch.messages[*i].len));

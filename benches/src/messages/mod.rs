@@ -71,7 +71,7 @@ struct Played {
     enqueue_ns: u64,
 }
 
-/// Counts of a program; both ranks count the same, except what they have compared.
+/// Counts of a program. Both ranks count the same messages; calls and compared bytes are of one rank.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Counts {
     messages: u64,

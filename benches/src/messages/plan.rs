@@ -136,10 +136,10 @@ impl Iterator for Plan {
             rng: &mut self.rng,
             first: self.drawn,
             count: count as usize,
-            halves_posted: [(); RANKS].map(|()| vec![VecDeque::new(); tags]),
+            unmatched: [(); RANKS].map(|()| vec![VecDeque::new(); tags]),
             flight: [(); RANKS].map(|()| vec![VecDeque::new(); tags]),
             room: [self.choice.target(); RANKS],
-            lanes: Default::default(),
+            streams: Default::default(),
             batch: Batch {
                 number: self.batches,
                 ..Batch::default()
@@ -156,8 +156,8 @@ impl Iterator for Plan {
 
 /// A stream while a batch is drawn.
 #[derive(Default)]
-struct Lane {
-    /// What it has posted and not waited for.
+struct StreamState {
+    /// The requests that it has posted and not waited for.
     open: Vec<Half>,
     /// The messages of its last call for whose receives it waits.
     holds: Vec<usize>,
@@ -172,22 +172,22 @@ struct Draw<'r> {
     first: u64,
     count: usize,
     /// By sender and tag: the messages of which one half is posted.
-    halves_posted: [Vec<VecDeque<usize>>; RANKS],
+    unmatched: [Vec<VecDeque<usize>>; RANKS],
     /// By sender and tag: the messages from the oldest on that the receiver has not waited for.
     flight: [Vec<VecDeque<usize>>; RANKS],
     /// By receiver: bytes that are left for messages.
     room: [u32; RANKS],
-    lanes: [[Lane; STREAMS]; RANKS],
+    streams: [[StreamState; STREAMS]; RANKS],
     batch: Batch,
 }
 
 impl Draw<'_> {
     /// Draws the calls, until every message is posted on both sides and waited for.
     fn calls(&mut self) {
-        let unmatched = |draw: &Self| draw.halves_posted.iter().flatten().any(|q| !q.is_empty());
-        while self.batch.messages.len() < self.count || unmatched(self) {
+        let open = |draw: &Self| draw.unmatched.iter().flatten().any(|q| !q.is_empty());
+        while self.batch.messages.len() < self.count || open(self) {
             let (rank, stream) = (self.rng.usize(..RANKS), self.rng.usize(..STREAMS));
-            if self.lanes[rank][stream].holds.is_empty() {
+            if self.streams[rank][stream].holds.is_empty() {
                 let most = self.rng.usize(1..=CALL);
                 match self.rng.u8(..4) {
                     0 => self.wait(rank, stream, most),
@@ -222,7 +222,7 @@ impl Draw<'_> {
             left -= usize::from(takes);
             takes
         };
-        let open = &mut self.lanes[rank][stream].open;
+        let open = &mut self.streams[rank][stream].open;
         let halves: Vec<Half> = open.extract_if(.., &mut take).collect();
         for half in halves.iter().filter(|half| !half.sends) {
             let messages = &mut self.batch.messages;
@@ -250,19 +250,19 @@ impl Draw<'_> {
         if halves.is_empty() {
             return;
         }
-        let lane = &mut self.lanes[rank][stream];
-        lane.open.extend(&halves);
+        let state = &mut self.streams[rank][stream];
+        state.open.extend(&halves);
         let sends = halves.iter().filter(|half| half.sends);
-        lane.held = sends.map(|half| half.message).collect();
+        state.held = sends.map(|half| half.message).collect();
         self.call(rank, stream, false, &halves);
         self.pass(rank, stream);
     }
 
-    /// The sends of a lane's last call have passed, if it does not hold.
+    /// The sends of a stream's last call have passed, if none of them waits for its receive.
     fn pass(&mut self, rank: usize, stream: usize) {
-        let lane = &mut self.lanes[rank][stream];
-        if lane.holds.is_empty() {
-            for message in lane.held.drain(..) {
+        let state = &mut self.streams[rank][stream];
+        if state.holds.is_empty() {
+            for message in state.held.drain(..) {
                 self.batch.messages[message].sent = true;
             }
         }
@@ -275,7 +275,7 @@ impl Draw<'_> {
         let tags = self.choice.tags as usize;
         let some = self.rng.usize(..tags);
         for tag in (some..tags).chain(0..some) {
-            let posted = &mut self.halves_posted[sender][tag];
+            let posted = &mut self.unmatched[sender][tag];
             let messages = &mut self.batch.messages;
             match posted.front() {
                 Some(&message) if messages[message].early == sends => {
@@ -283,7 +283,9 @@ impl Draw<'_> {
                     messages[message].streams[usize::from(!sends)] = stream;
                     if !sends {
                         let of = messages[message].streams[0];
-                        self.lanes[sender][of].holds.retain(|held| *held != message);
+                        self.streams[sender][of]
+                            .holds
+                            .retain(|held| *held != message);
                         self.pass(sender, of);
                     }
                     return Some(Half { message, sends });
@@ -306,10 +308,10 @@ impl Draw<'_> {
         let number = self.first + self.batch.messages.len() as u64;
         let spoiled = self.choice.spoil == Some(number);
         let mut longest = self.choice.longest.min(self.room[1 - sender]);
-        let lanes = &self.lanes[sender];
+        let states = &self.streams[sender];
         let mut others = (0..STREAMS).filter(|other| *other != stream);
         // A stream of the rank must be left.
-        if sends && !others.any(|other| lanes[other].holds.is_empty()) {
+        if sends && !others.any(|other| states[other].holds.is_empty()) {
             longest = longest.min(EAGER);
         }
         let doublings = f64::from(longest + 1).log2();
@@ -325,7 +327,7 @@ impl Draw<'_> {
         self.room[1 - sender] -= room;
         if sends && len > EAGER {
             let message = self.batch.messages.len();
-            self.lanes[sender][stream].holds.push(message);
+            self.streams[sender][stream].holds.push(message);
         }
         let align = ALIGNED[self.rng.usize(..ALIGNED.len())];
         let from = self.rng.u32(..=self.choice.target() - len);
@@ -460,11 +462,11 @@ mod tests {
         let (mut reached, mut posted, mut passed) =
             ([0; 4], vec![false; count], vec![false; count]);
         let (mut waited, mut ended) = (vec![[false; 2]; count], 0);
-        let calls = |lane: usize| {
-            let mine = move |call: &&Call| call.rank * STREAMS + call.stream == lane;
+        let calls = |index: usize| {
+            let mine = move |call: &&Call| call.rank * STREAMS + call.stream == index;
             batch.calls.iter().filter(mine).collect::<Vec<_>>()
         };
-        let lanes: Vec<Vec<&Call>> = (0..4).map(calls).collect();
+        let streams: Vec<Vec<&Call>> = (0..4).map(calls).collect();
         // The n-th send under a tag matches the n-th receive, in the order of the calls.
         let mut nth = vec![(0, Vec::new()); count];
         for sender in 0..RANKS {
@@ -488,8 +490,8 @@ mod tests {
         loop {
             let before = (reached, ended);
             for turn in 0..4 {
-                let lane = if forth { turn } else { 3 - turn };
-                while let Some(call) = lanes[lane].get(reached[lane]) {
+                let index = if forth { turn } else { 3 - turn };
+                while let Some(call) = streams[index].get(reached[index]) {
                     let halves = &batch.halves[call.halves.clone()];
                     if call.waits {
                         if !halves.iter().all(|half| passed[half.message]) {
@@ -517,14 +519,14 @@ mod tests {
                             passed[half.message] = true;
                         }
                     }
-                    reached[lane] += 1;
+                    reached[index] += 1;
                 }
             }
             if before == (reached, ended) {
                 break;
             }
         }
-        assert_eq!(reached, [0, 1, 2, 3].map(|lane| lanes[lane].len()));
+        assert_eq!(reached, [0, 1, 2, 3].map(|index| streams[index].len()));
         assert!(waited.iter().all(|both| *both == [true; 2]));
     }
 }

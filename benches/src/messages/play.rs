@@ -19,14 +19,14 @@ use crate::rank::Rank;
 use crate::start::barrier_by;
 
 /// Batches in flight. A stream of CUDA that waits holds about 1000 submissions.
-const SLOTS: usize = 2;
+const IN_FLIGHT: usize = 2;
 /// The tag of messages that synchronise the ranks; those of the program are from 0 on.
 const BARRIER: u32 = 1000;
 /// Time between two looks at a result that is not there.
 const NAP: Duration = Duration::from_micros(20);
 
 /// A stream, what it sends, and where it receives.
-struct Lane {
+struct StreamMemory {
     stream: Stream,
     source: Memory,
     target: Memory,
@@ -39,9 +39,10 @@ pub struct Player<'e> {
     endpoint: &'e Endpoint,
     choice: Choice,
     context: Context,
+    /// The payload of the messages that synchronise the ranks: no bytes.
     nothing: Slice,
     kernels: Kernels,
-    lanes: Vec<Lane>,
+    streams: Vec<StreamMemory>,
     /// The batches in flight, the oldest first.
     flight: VecDeque<Batch>,
     /// The requests of the batch, by message.
@@ -64,15 +65,15 @@ impl<'e> Player<'e> {
         let builder = context::builder(endpoint, setup, bootstrap, context::QUEUE, limit);
         let context = builder.depth(DEPTH).build().context("building a context")?;
         let memory = |len: u32| context.alloc(setup.memory(gpu), len as usize);
-        let lane = |_| -> Result<Lane> {
+        let stream = |_| -> Result<StreamMemory> {
             let (source, target) = (memory(choice.source())?, memory(choice.target())?);
             let sides = (
                 (source.region().clone(), choice.source()),
                 (target.region().clone(), choice.target()),
             );
-            Ok(Lane {
+            Ok(StreamMemory {
                 stream: gpu.stream()?,
-                area: Area::new(gpu, sides.0, sides.1, (SLOTS, BATCH as usize))?,
+                area: Area::new(gpu, sides.0, sides.1, (IN_FLIGHT, BATCH as usize))?,
                 source,
                 target,
             })
@@ -80,7 +81,7 @@ impl<'e> Player<'e> {
         Ok(Player {
             nothing: context.alloc(MemoryKind::Pinned, 8)?.slice(0, 0)?,
             kernels: Kernels::new(gpu)?,
-            lanes: (0..STREAMS).map(lane).collect::<Result<_>>()?,
+            streams: (0..STREAMS).map(stream).collect::<Result<_>>()?,
             flight: VecDeque::new(),
             requests: Vec::new(),
             counts: Counts::default(),
@@ -111,7 +112,7 @@ impl<'e> Player<'e> {
         let start = Instant::now();
         let mut waited = Duration::ZERO;
         for batch in Plan::new(self.choice) {
-            if self.flight.len() == SLOTS {
+            if self.flight.len() == IN_FLIGHT {
                 let full = Instant::now();
                 self.finish()?;
                 waited += full.elapsed();
@@ -126,8 +127,8 @@ impl<'e> Player<'e> {
         while !self.flight.is_empty() {
             self.finish()?;
         }
-        for lane in &self.lanes {
-            self.context.synchronize(&lane.stream, self.rank.left())?;
+        for own in &self.streams {
+            self.context.synchronize(&own.stream, self.rank.left())?;
         }
         let elapsed = start.elapsed();
         self.barrier()?;
@@ -140,16 +141,16 @@ impl<'e> Player<'e> {
         self.counts.lengths = ones.sum();
         self.counts.tags = self.tags.count_ones().into();
         self.context.close(self.rank.left())?;
-        let kind = self.lanes[0].source.region().kind();
+        let kind = self.streams[0].source.region().kind();
         Ok((self.counts, self.endpoint.made_of(setup, kind)?.names))
     }
 
     /// Enqueues a batch.
     fn enqueue(&mut self, batch: &Batch) -> Result<()> {
-        for (stream, lane) in self.lanes.iter().enumerate() {
-            let mine = (self.me(), stream);
+        for (index, own) in self.streams.iter().enumerate() {
+            let mine = (self.me(), index);
             let flip = self.flip(batch, mine)?;
-            (lane.area).fill(&self.kernels, &lane.stream, batch.number, mine, flip)?;
+            (own.area).fill(&self.kernels, &own.stream, batch.number, mine, flip)?;
         }
         self.requests.clear();
         self.requests.resize_with(batch.messages.len(), || None);
@@ -161,9 +162,9 @@ impl<'e> Player<'e> {
                 false => self.post(batch, call, halves),
             }?;
         }
-        for (stream, lane) in self.lanes.iter().enumerate() {
-            let mine = (self.me(), stream);
-            (lane.area).check(&self.kernels, &lane.stream, batch, mine)?;
+        for (index, own) in self.streams.iter().enumerate() {
+            let mine = (self.me(), index);
+            (own.area).check(&self.kernels, &own.stream, batch, mine)?;
         }
         Ok(())
     }
@@ -182,10 +183,10 @@ impl<'e> Player<'e> {
 
     /// Posts one request at once, or several prepared ones in one call.
     fn post(&mut self, batch: &Batch, call: &Call, halves: &[Half]) -> Result<()> {
-        let (context, peer, lane) = (&self.context, self.peer(), &self.lanes[call.stream]);
-        let stream = &lane.stream;
-        let data = |m: &Message| lane.source.slice(m.from as usize, m.len as usize);
-        let into = |m: &Message| lane.target.slice(m.into as usize, m.room as usize);
+        let (context, peer, own) = (&self.context, self.peer(), &self.streams[call.stream]);
+        let stream = &own.stream;
+        let data = |m: &Message| own.source.slice(m.from as usize, m.len as usize);
+        let into = |m: &Message| own.target.slice(m.into as usize, m.room as usize);
         let requests = &mut self.requests;
         if let [half] = halves {
             let m = &batch.messages[half.message];
@@ -212,7 +213,7 @@ impl<'e> Player<'e> {
     }
 
     fn wait(&mut self, call: &Call, halves: &[Half]) -> Result<()> {
-        let stream = &self.lanes[call.stream].stream;
+        let stream = &self.streams[call.stream].stream;
         let requests = &mut self.requests;
         let mut take = |half: &Half| {
             let request = requests[half.message].take();
@@ -230,7 +231,7 @@ impl<'e> Player<'e> {
         let batch = self.flight.pop_front().context("no batch is in flight")?;
         for stream in 0..STREAMS {
             let found = loop {
-                if let Some(found) = self.lanes[stream].area.found(batch.number)? {
+                if let Some(found) = self.streams[stream].area.found(batch.number)? {
                     break found;
                 }
                 if self.rank.left().is_zero() {
@@ -263,7 +264,7 @@ impl<'e> Player<'e> {
     }
 
     fn count(&mut self, batch: &Batch) {
-        let counts = &mut self.counts;
+        let (me, counts) = (self.me(), &mut self.counts);
         for m in &batch.messages {
             counts.messages += 1;
             counts.bytes += u64::from(m.len);
@@ -272,9 +273,7 @@ impl<'e> Player<'e> {
             self.lengths[m.len as usize / 64] |= 1 << (m.len % 64);
             self.tags |= 1 << m.tag;
         }
-        let mine = batch.calls.iter();
-        let mine = mine.filter(|call| call.rank == self.rank.number as usize);
-        for call in mine {
+        for call in batch.calls.iter().filter(|call| call.rank == me) {
             counts.waits += u64::from(call.waits);
             counts.posts += u64::from(!call.waits);
         }

@@ -84,9 +84,10 @@ impl Builder {
     /// Sets whether the sends and receives that name another rank of this host are
     /// [zero-SM messages](crate::Context#zero-sm-messages) by default. All ranks must use the same; otherwise the
     /// first use of a peer fails with [`Kind::Protocol`](crate::Kind::Protocol). With these ranks, what
-    /// cannot be such a message is then refused with `Unsupported`, unless
-    /// [`SendOp::zero_sm`](crate::SendOp::zero_sm) and [`RecvOp::zero_sm`](crate::RecvOp::zero_sm) switch the default off for
-    /// it. Default: `MP_ZERO_SM` (1 or 0), else `false`.
+    /// cannot be such a message is then refused with `Unsupported`, and so is a receive from any rank if the
+    /// path to a rank may be [`Path::Ipc`](crate::Path::Ipc), unless
+    /// [`SendOp::zero_sm`](crate::SendOp::zero_sm) and [`RecvOp::zero_sm`](crate::RecvOp::zero_sm) switch the
+    /// default off for it. Default: `MP_ZERO_SM` (1 or 0), else `false`.
     #[must_use]
     pub fn zero_sm(mut self, on: bool) -> Builder {
         self.config.zero_sm = Some(on);

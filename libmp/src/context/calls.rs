@@ -24,8 +24,8 @@ use crate::two_sided::{RecvOp, SendOp, Source, of_graph};
 ///   has reached the receive, and copies to its memory. Else a message of at most the eager limit goes to one
 ///   of 16 slots of the receiver, and the stream that waits for the receive copies it from there. A longer one
 ///   stays in the memory of the send until that stream copies it: the send ends then, and its stream
-///   continues at once. *Before* means the calls of the two host threads. A receive that no stream waits for
-///   is copied by the CPU.
+///   continues at once. *Before* means the calls of the two host threads. If the CPU waits for the receive or
+///   tests it, or if its handle was dropped, the CPU copies in place of that stream.
 ///   A send of any length may thus hold its stream until its receive is reached, as a message above the eager
 ///   limit does; `docs/deadlocks.md` has the rules. The first call under a tag, or with some memory, waits for
 ///   the background work of the other rank.
@@ -436,8 +436,9 @@ impl Context {
     ///
     /// # Errors
     /// As [`Request::wait_on`], for the first request that fails: the stream then waits for none of
-    /// them, except zero-SM messages in front of it. `Invalid` for requests of another context, and for more requests than the stream can
-    /// hold submissions for. `Unsupported` for captured requests beside others.
+    /// them, except zero-SM messages in front of it. `Invalid` for requests of another context, and for
+    /// more requests than the stream can hold submissions for. `Unsupported` for captured requests beside
+    /// others.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
         let _call = self.observe(c"wait_all_on", None, Some(stream));
         if requests.first().and_then(Request::captured).is_some() {

@@ -136,8 +136,8 @@ impl Context {
 
     /// Whether a side may be a zero-SM message, which is not prepared before it is posted.
     fn may_be_zero_sm(&self, send: &SendOp<'_>, recv: &RecvOp<'_>) -> bool {
-        let asks = |own: Option<bool>| own.unwrap_or(self.engine().zero_sm_by_default());
-        asks(send.zero_sm) || asks(recv.zero_sm)
+        let engine = self.engine();
+        engine.may_be_zero_sm(send.zero_sm) || engine.may_be_zero_sm(recv.zero_sm)
     }
 
     /// Posts the receive, then the send. Both are prepared first: if one is refused, the other is

@@ -20,6 +20,7 @@ use crate::request::entry::{Entry, Handle, Operation};
 use crate::request::fault::{Fault, Name, Why};
 use crate::request::one_sided::{Action, SignalWait};
 use crate::request::step::Lacking;
+use crate::request::zero_sm::Way;
 
 /// The reason of a failed send whose message is too long.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
@@ -35,6 +36,8 @@ pub(super) enum Lack {
     Room { taken: u32 },
     /// The receiver, to take an earlier zero-SM message in.
     Slot,
+    /// The receiver, to take the zero-SM message in.
+    Copy,
     /// The peer's receive.
     Receive,
     /// The CPU of this rank, to send the message.
@@ -166,8 +169,12 @@ pub(super) fn lack(peers: &Peers, entry: &Entry) -> Option<Lack> {
         if !message.sends {
             return (!channels.has_come(tag, number)).then_some(Lack::Message);
         }
-        let slot = channels.send_lacks(tag, number)?;
-        return Some(if slot { Lack::Slot } else { Lack::Receive });
+        let lack = match message.way {
+            Way::Direct => Lack::Receive,
+            Way::Staged { .. } => Lack::Slot,
+            Way::Pulled => Lack::Copy,
+        };
+        return channels.send_lacks(tag, number).then_some(lack);
     }
     let (number, channels) = (entry.number, &peers.get(entry.peer)?.channels);
     if entry.is_receive() {
@@ -246,6 +253,11 @@ impl Engine {
             Some(Lack::Slot) => (
                 format!("rank {rank} has not taken in the message 16 before{within}"),
                 "; check that a stream or the CPU waits for each receive".to_owned(),
+            ),
+            Some(Lack::Copy) => (
+                format!("rank {rank} has not taken the message in{within}"),
+                "; check that it posts the receive, and that a stream or the CPU waits for it"
+                    .to_owned(),
             ),
             Some(Lack::Receive) if entry.zero_sm().is_some() => (
                 format!("no stream of rank {rank} has reached its receive{within}"),

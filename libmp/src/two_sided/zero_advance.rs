@@ -18,10 +18,10 @@ const PART: u64 = 4 << 20;
 /// How a message ends.
 enum End {
     With(Status, u64),
-    /// The message of this length is longer than its receive, and the other rank has ended its half: streams of
-    /// this rank wait still.
+    /// The message of this length is longer than its receive, as the other rank says; streams of this rank may
+    /// wait still.
     Cut(u64),
-    /// When the CPU has copied it.
+    /// Once the CPU has copied it.
     Copied,
 }
 
@@ -35,7 +35,7 @@ impl Engine {
             return state.requests.forget(key);
         }
         let (rank, tag, number) = (entry.peer, entry.tag, entry.number);
-        let receive = entry.is_receive();
+        let sends = !entry.is_receive();
         let (status, len) = match self.end_of_zero_sm(state, key) {
             None => return false,
             Some(End::With(status, len)) => (status, len),
@@ -43,7 +43,7 @@ impl Engine {
                 self.finish(state, key, Status::TRUNCATED, len);
                 // Behind the error word.
                 if let Some(peer) = state.peers.get(rank) {
-                    peer.zero_sm.end_cut(receive, tag, number);
+                    peer.zero_sm.end_cut(sends, tag, number);
                 }
                 return true;
             }
@@ -150,7 +150,7 @@ impl Engine {
             return Some((Status::SUCCESS, len));
         };
         let status = e.status().unwrap_or(Status::LOCAL_ACCESS);
-        // The receiver would wait for it.
+        // A send has stored no word, for which the receiver would wait.
         self.give_up_for(
             state,
             key,
@@ -160,7 +160,8 @@ impl Engine {
         Some((status, 0))
     }
 
-    /// Settles the messages with a rank, or those of one tag, and reports sends that had ended with success and were too long.
+    /// Settles the messages with a rank, or those of one tag, and reports sends that had ended with success and were
+    /// longer than their receives.
     pub fn settle_zero_sm(&self, state: &mut State, rank: u32, tag: Option<u32>) {
         let Some(peer) = state.peers.get_mut(rank).filter(|p| !p.zero_sm.is_empty()) else {
             return;
@@ -170,7 +171,7 @@ impl Engine {
         }
     }
 
-    /// Handles a short message that was longer than its receive, as of other short messages.
+    /// Reports a short message that was longer than its receive, and whose send had ended with success.
     #[cold]
     fn zero_sm_was_cut(&self, state: &mut State, (rank, tag, number): (u32, u32, u64), len: u64) {
         self.set_error(Status::TRUNCATED);

@@ -1,5 +1,5 @@
-//! Which sends and receives are zero-SM messages, those that ask for it, and all with other ranks of the host if
-//! the context does; and how their channels open.
+//! Which sends and receives are zero-SM messages: those that ask for it, and, if the context does, all that name
+//! another rank of the host. How their channels open.
 
 use super::engine::Engine;
 use super::null::NULL_RANK;
@@ -30,7 +30,7 @@ impl Engine {
     /// `Unsupported` if it is to be one and cannot.
     #[inline]
     pub fn is_zero_sm_send(&self, spec: &SendOp<'_>, post: bool) -> Result<bool> {
-        if spec.zero_sm == Some(false) || spec.zero_sm.is_none() && !self.zero_sm_by_default() {
+        if !self.may_be_zero_sm(spec.zero_sm) {
             return Ok(false);
         }
         let plain = matches!(spec.size, SizeSource::Segments) && spec.packed.is_none();
@@ -47,7 +47,7 @@ impl Engine {
     /// As [`Engine::is_zero_sm_send`], of a receive.
     #[inline]
     pub fn is_zero_sm_recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<bool> {
-        if spec.zero_sm == Some(false) || spec.zero_sm.is_none() && !self.zero_sm_by_default() {
+        if !self.may_be_zero_sm(spec.zero_sm) {
             return Ok(false);
         }
         let asked = Asked {
@@ -63,10 +63,10 @@ impl Engine {
         self.is_zero_sm(&asked)
     }
 
-    /// Whether messages with ranks of this host are zero-SM messages by default.
+    /// Whether a request may be a zero-SM message: by its own choice, or by the default of the context.
     #[inline]
-    pub(crate) fn zero_sm_by_default(&self) -> bool {
-        self.config.zero_sm == Some(true)
+    pub(crate) fn may_be_zero_sm(&self, own: Option<bool>) -> bool {
+        own.or(self.config.zero_sm) == Some(true)
     }
 
     /// Whether a request that asks for it, by itself or by the default of the context, is a zero-SM
@@ -113,10 +113,10 @@ impl Engine {
             );
         }
         if !asked.plain {
-            return refuse("it has one piece, and its length is fixed; send the pieces separately");
+            return refuse("it must be one piece of a fixed length; send the pieces separately");
         }
         if rank == self.rank {
-            return refuse("it goes to another rank, and this is the rank itself");
+            return refuse("its peer must be another rank, and this is the rank itself");
         }
         if self.paths.chosen(rank).is_none() {
             drop(self.ensure(rank, &On::Cpu, Need::Lanes)?);
@@ -131,7 +131,7 @@ impl Engine {
         }
     }
 
-    /// Waits until a channel is open.
+    /// Waits until a channel is open, at most the context's time limit.
     pub fn open_zero_sm(&self, rank: u32, tag: u32, sends: bool) -> Result<()> {
         let mut answer = self.try_open_zero_sm(rank, tag, sends);
         if matches!(answer, Ok(false)) {

@@ -14,7 +14,7 @@ use crate::request::entry::{Common, Entry, Operation, Poster};
 use crate::request::table::RequestKey;
 use crate::request::zero_sm::ZeroSm;
 
-/// Number of times that a half is tried: the other rank enqueues its half once.
+/// Number of times that a half is tried. The other rank enqueues its half once, so an honest peer needs two.
 const TRIES: usize = 4;
 
 impl Engine {
@@ -94,7 +94,7 @@ impl Engine {
         self.settle_zero_sm(state, rank, Some(tag));
         state.requests.reserve(&self.gpu)?;
         if let Some(stream) = on.stream() {
-            // It may wait behind this.
+            // The stream may wait for the peer in this message.
             mark_others(state, stream, 0)?;
         }
         let mut tried = Ok(Tried::Overtaken);
@@ -187,12 +187,12 @@ impl Engine {
     ) -> Result<Tried> {
         let none = || not_connected(POST, rank);
         let peer = state.peers.get_mut(rank).ok_or_else(none)?;
-        let channel = peer.zero_sm.recvs.get(&spec.tag).ok_or_else(none)?;
+        let here = peer.is_here();
+        let channel = peer.zero_sm.recvs.get_mut(&spec.tag).ok_or_else(none)?;
         // A rank that was given up may have left a message.
-        if !peer.is_here() && !channel.has_next() {
+        if !here && !channel.has_next() {
             return Err(peer.error(POST));
         }
-        let channel = peer.zero_sm.recvs.get_mut(&spec.tag).ok_or_else(none)?;
         if channel.is_full() {
             return Err(full(rank, spec.tag, "receives from", "has sent"));
         }

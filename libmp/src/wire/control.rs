@@ -27,7 +27,7 @@ pub struct Shape {
     pub eager: u32,
     /// Number of the first message.
     pub start: u64,
-    /// The messages of streams to ranks of the host are zero-SM messages by default.
+    /// Sends and receives that name another rank of the host are zero-SM messages by default.
     pub zero_sm: bool,
 }
 

@@ -7,12 +7,11 @@
 use std::time::Duration;
 
 use gdsync::gpu::{MemoryKind, Stream};
-use mp::{Bootstrap, Connect, Context, Kind, Memory, Request};
+use mp::{Context, Kind, Memory, Request};
 
-use super::launch::{Ranks, join};
-use super::lost::{AFTER, BEFORE, Failure, GOING, RANKS, TIMEOUT, VICTIM, continues, fail, leave};
-use crate::rig::limits::{scaled, time_limit};
-use crate::rig::provider;
+use super::launch::Ranks;
+use super::lost::{AFTER, BEFORE, Failure, GOING, RANKS, VICTIM, continues, fail, leave, open};
+use crate::rig::limits::time_limit;
 use crate::rig::verdict::Verdict;
 use crate::rig::{Runtime, finish};
 
@@ -56,19 +55,12 @@ pub fn killed(runtime: Runtime, gpus: u32, len: usize, victim: usize) -> Verdict
 
 /// Runs one rank.
 pub fn child_main(arguments: &[String]) -> Verdict {
-    let (gpu, bootstrap) = join(arguments)?;
+    let ctx = open(arguments)?;
     let more = arguments.last().and_then(|more| more.split_once(':'));
     let (len, victim) = more.ok_or("a length, and the part of the victim")?;
-    let (len, victim, rank) = (len.parse()?, victim.parse::<usize>()?, bootstrap.rank());
+    let (len, victim, rank) = (len.parse()?, victim.parse::<usize>()?, ctx.rank());
     let (_, sends, stops) = *VICTIMS.get(victim).ok_or("no such part")?;
     let sends = sends == (rank == VICTIM);
-    let ctx = Context::builder()
-        .bootstrap(bootstrap)
-        .gpu(&gpu)
-        .connect(Connect::UpFront)
-        .timeout(scaled(TIMEOUT))
-        .build()?;
-    provider::check(ctx.device())?;
     let others = (0..RANKS).filter(|other| *other != rank);
     let needed = others.filter(|other| rank == VICTIM || *other == VICTIM);
     let flows = needed.map(|other| Flow::new(&ctx, other, len, BEFORE));
@@ -79,7 +71,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         each.map(|flow| flow.post(batch, [sends, !sends])).collect()
     };
     let mut before = post(0)?;
-    let (mut batch, mut told) = (1, false);
+    let (mut batch, mut printed) = (1, false);
     let failed = loop {
         let last = stops && rank == VICTIM && batch == WARM;
         let posted = if last { Ok(Vec::new()) } else { post(batch) };
@@ -88,11 +80,11 @@ pub fn child_main(arguments: &[String]) -> Verdict {
             both.try_for_each(|(flow, posted)| flow.check(batch - 1, posted, limit))
         };
         // The victim has posted no later batch.
-        let stalls = stops && !told && batch > WARM;
+        let stalls = stops && !printed && batch > WARM;
         let mut checked = check(if stalls { STALL } else { time_limit() });
         if stalls && (checked.as_ref()).is_err_and(|e| e.kind() == Kind::Timeout) {
             println!("{GOING}");
-            told = true;
+            printed = true;
             checked = check(time_limit());
         }
         // Without a failed request, the victim died between two batches.

@@ -1,13 +1,12 @@
 //! A rank is killed, or stopped, in the middle of exchanges with two others. Their requests fail
 //! with an error that names the rank, their streams pass, and they agree that it is lost and
-//! continue with each other. Ranks
-//! are processes: the bootstrap's connections report a killed rank, and nothing reports a stopped
-//! one.
+//! continue with each other. Ranks are processes: the bootstrap's connections report a killed rank,
+//! and nothing reports a stopped one. [`killed`](super::killed) uses the common parts.
 
 use std::time::{Duration, Instant};
 
 use gdsync::gpu::Stream;
-use mp::{Bootstrap, Connect, Context, Kind};
+use mp::{Connect, Context, Kind};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::launch::{DONE, Ranks, join};
@@ -31,7 +30,7 @@ pub(super) const BEFORE: u32 = 100;
 pub(super) const AFTER: u32 = 200;
 
 /// Timeout of a message that neither a NIC nor a rank answers.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +80,9 @@ pub(super) fn fail(mut all: Ranks, failure: Failure) -> Verdict {
     await_lines(&all, DONE, RANKS - 1)
 }
 
-/// Runs one rank.
-pub fn child_main(arguments: &[String]) -> Verdict {
+/// The context of a rank that was started.
+pub(super) fn open(arguments: &[String]) -> Verdict<Context> {
     let (gpu, bootstrap) = join(arguments)?;
-    let rank = bootstrap.rank();
     let ctx = Context::builder()
         .bootstrap(bootstrap)
         .gpu(&gpu)
@@ -92,6 +90,13 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         .timeout(scaled(TIMEOUT))
         .build()?;
     provider::check(ctx.device())?;
+    Ok(ctx)
+}
+
+/// Runs one rank.
+pub fn child_main(arguments: &[String]) -> Verdict {
+    let ctx = open(arguments)?;
+    let rank = ctx.rank();
     let others = (0..RANKS).filter(|other| *other != rank);
     let needed = |other: &u32| rank == VICTIM || *other == VICTIM;
     let pairs = Pair::all(&ctx, others.clone().filter(needed), BEFORE)?;

@@ -8,6 +8,7 @@ use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Bootstrap, Context, Kind, Memory, PathChoice, Request};
 
 use super::launch::{DONE, Ranks, join};
+use super::lost::GOING;
 use crate::mp::pair::message;
 use crate::rig::Runtime;
 use crate::rig::limits::time_limit;
@@ -15,15 +16,16 @@ use crate::rig::verdict::{Verdict, ensure};
 
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp-zero-sm";
-/// The line that rank 1 prints when it may be killed.
-const GOING: &str = "going";
 
 const TAG: u32 = 5;
-/// Messages by slots, and messages of the memory of their sends. Fewer than there are slots.
+/// Lengths in bytes of the messages of a round: fewer than a channel has slots.
 const LENS: [usize; 9] = [0, 1, 8, 4096, 4097, 65_536, 262_145, 1 << 20, 4 << 20];
-/// Rounds of all lengths, and of the short ones, on GPUs of their own and on a GPU in turns.
-const LONG: usize = 60;
-const SHORT: [usize; 2] = [5000, 500];
+/// Number of the first ones that are at most the eager limit.
+const SHORT: usize = 4;
+/// Rounds of all lengths.
+const ROUNDS: usize = 60;
+/// Rounds of the short ones: with a GPU for each process, and with processes that share a GPU in turns.
+const SHORT_ROUNDS: [usize; 2] = [5000, 500];
 /// Bytes behind a receive that no message writes.
 const GUARD: usize = 64;
 
@@ -48,7 +50,7 @@ pub fn zero_sm(runtime: Runtime, gpus: u32, kind: MemoryKind) -> Verdict {
     loop {
         match line(&all)? {
             (0, done) => return ensure(done == DONE, || format!("rank 0: {done}")),
-            // Its standard error.
+            // The standard error of rank 1.
             _ => continue,
         }
     }
@@ -73,15 +75,15 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         .zero_sm(true)
         .build()?;
     let exchange = Exchange::new(&ctx, kind)?;
-    for round in 0..LONG {
+    for round in 0..ROUNDS {
         exchange.round(&ctx, round, LENS.len())?;
     }
-    for round in 0..SHORT[usize::from(turns)] {
-        exchange.round(&ctx, round, 4)?;
+    for round in 0..SHORT_ROUNDS[usize::from(turns)] {
+        exchange.round(&ctx, round, SHORT)?;
     }
     let mut count = 0;
     let failed = loop {
-        let round = exchange.enqueue(&ctx, count, 4).map(drop);
+        let round = exchange.enqueue(&ctx, count, SHORT).map(drop);
         let ended = round.and_then(|()| ctx.synchronize(&exchange.streams[0], time_limit()));
         match ended {
             Ok(()) => count += 1,

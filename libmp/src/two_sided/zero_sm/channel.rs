@@ -14,12 +14,12 @@ use crate::wire::control::ZeroSmRoom;
 
 pub(super) const OPEN: &str = "open zero-SM channel";
 
-/// Bytes of the entries, behind the numbers of messages that each side has settled.
+/// Bytes of the block: the numbers of messages that each side has settled, then the entries.
 pub(super) const BLOCK_LEN: usize = FIRST_ENTRY + ENTRIES as usize * ENTRY;
 const FIRST_ENTRY: usize = 128;
 const ENTRY: usize = 128;
 
-/// The words of the block. Each is stored by one party at a time.
+/// The words of the block. Each is stored by one party at a time, except by [`Entries::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     /// Number of messages that the receiver has settled. Its CPU stores it; the CPU of the sender loads it
@@ -44,11 +44,11 @@ pub enum Field {
     SourceOffset,
     /// The slot of a short message, plus 1; 0 for a long one.
     Slot,
-    /// The stream that posts the receive has reached it: stored by that stream. The sender's stream waits for
-    /// it before it copies, as does a stream or the CPU that takes the message in for another stream.
+    /// The receive is reached: stored by the stream or the CPU that posts it. The sender's stream or CPU waits
+    /// for it before it copies, as does a stream or the CPU that takes the message in for another stream.
     Ready,
-    /// The sender's stream is done: stored behind its copy. Streams and CPUs of the receiver, and
-    /// those that wait for the send, wait for it.
+    /// The sender has copied the message or, of a long one that was first, has reached the send: stored by the
+    /// stream or the CPU that does. The receiver waits for it, and so do those that wait for a send that copies.
     Sent,
     /// The receiver has taken the message in: stored by the stream or the CPU that copies. The sender waits for
     /// it before it uses the slot again, or before a long send ends.
@@ -120,7 +120,7 @@ impl Entries {
         let word = self.word(number, field)?;
         let mut list = List::<2>::new();
         list.store(&word, value(number));
-        // It is behind the waits of earlier messages.
+        // A stream that stores it has passed the waits of earlier messages.
         list.passed_by(&word, value(number));
         list.post(stream, None)
     }
@@ -262,21 +262,18 @@ impl Sends {
         }
     }
 
-    /// Whether the stream of a send waits for the peer, or a long message for its receive; `true`: for its
-    /// slot.
-    pub fn lacks(&self, number: u64) -> Option<bool> {
-        let flight = self.window.get(number)?;
-        let missing = |number, field| !self.entries.has(number, field);
+    /// Whether a send waits for the peer: to reach the receive, to free the slot, or to take a long message in.
+    pub fn lacks(&self, number: u64) -> bool {
+        let Some(flight) = self.window.get(number) else {
+            return false;
+        };
+        let has = |number, field| self.entries.has(number, field);
         match flight.way {
-            Way::Direct => missing(number, Field::Ready).then_some(false),
-            Way::Staged { .. } => {
-                let before = flight.behind?;
-                missing(before, Field::Done).then_some(true)
-            }
-            Way::Pulled => {
-                let left = !missing(number, Field::Sent);
-                (left && missing(number, Field::Done)).then_some(false)
-            }
+            Way::Direct => !has(number, Field::Ready),
+            Way::Staged { .. } => flight
+                .behind
+                .is_some_and(|before| !has(before, Field::Done)),
+            Way::Pulled => has(number, Field::Sent) && !has(number, Field::Done),
         }
     }
 
@@ -297,7 +294,7 @@ impl Sends {
         }
     }
 
-    /// Whether all messages are copied, or are in memory that stays.
+    /// Whether no send will copy: each has ended, or has stored `sent`.
     pub fn is_quiet(&self) -> bool {
         let mut flights = self.window.iter();
         flights.all(|(number, flight)| flight.ended || self.entries.has(number, Field::Sent))
@@ -306,17 +303,14 @@ impl Sends {
     /// Releases the streams of this rank that wait for the peer.
     pub fn fail(&mut self) {
         for (number, flight) in self.window.iter_mut() {
-            let (awaited, end) = match flight.way {
-                Way::Direct => (Field::Ready, Field::Sent),
-                Way::Staged { .. } => (Field::Sent, Field::Sent),
-                Way::Pulled => (Field::Done, Field::Done),
+            flight.lost = !self.entries.has(number, Sends::end(flight.way));
+            let awaited = match flight.way {
+                Way::Direct => Some((number, Field::Ready)),
+                Way::Staged { .. } => flight.behind.map(|before| (before, Field::Done)),
+                Way::Pulled => Some((number, Field::Done)),
             };
-            flight.lost = !self.entries.has(number, end);
-            if let Some(before) = flight.behind {
-                self.entries.release(before, Field::Done);
-            }
-            if awaited != Field::Sent {
-                self.entries.release(number, awaited);
+            if let Some((number, field)) = awaited {
+                self.entries.release(number, field);
             }
         }
     }

@@ -71,10 +71,10 @@ pub fn send(
     }
 }
 
-/// Enqueues a receive with room for `len` bytes at `place`.
+/// Enqueues a receive with room for `len` bytes at `place`. The caller has found a free entry.
 ///
 /// # Errors
-/// `Protocol` for what the peer has stored; those of the stream. The caller has found a free entry.
+/// `Protocol` for what the peer has stored; those of the stream.
 pub fn receive(
     channel: &mut Recvs,
     shared: &Shared,
@@ -208,10 +208,7 @@ fn send_direct(
         let to = to.as_ref().map(|(region, at)| (region, *at));
         let copied = to.zip(source.map(part));
         let enqueued = move_bytes(stream, list, copied, len, (&sent, value(number)));
-        Ok(match enqueued {
-            Ok(()) => Tried::Enqueued(half),
-            Err(e) => Tried::Torn(e),
-        })
+        Ok(enqueued.map_or_else(Tried::Torn, |()| Tried::Enqueued(half)))
     };
     let tried = while_held(stream, waits, enqueue)?;
     if let Tried::Enqueued(_) = &tried {
@@ -239,10 +236,13 @@ fn send_staged(
         ..Flight::new(Way::Staged { slot }, len)
     };
     let mut half = Half::new(number, Way::Staged { slot });
-    let Some(stream) = stream else {
+    let agree = || {
         entries.store(number, Field::Len, len);
         entries.store(number, Field::Slot, slot + 1);
-        if !entries.agree(number, First::Send)? {
+        entries.agree(number, First::Send)
+    };
+    let Some(stream) = stream else {
+        if !agree()? {
             return Ok(Tried::Overtaken);
         }
         (half.far, half.queued) = (Some((room.0.clone(), room.1)), true);
@@ -251,9 +251,7 @@ fn send_staged(
     };
     let enqueue = || -> Result<Tried> {
         stream.check_room(if behind.is_some() { 3 } else { 2 })?;
-        entries.store(number, Field::Len, len);
-        entries.store(number, Field::Slot, slot + 1);
-        if !entries.agree(number, First::Send)? {
+        if !agree()? {
             return Ok(Tried::Overtaken);
         }
         let mut list = List::<4>::new();
@@ -262,10 +260,7 @@ fn send_staged(
         }
         let copied = source.map(|from| (room, part(from)));
         let enqueued = move_bytes(stream, list, copied, len, (&sent, value(number)));
-        Ok(match enqueued {
-            Ok(()) => Tried::Enqueued(half),
-            Err(e) => Tried::Torn(e),
-        })
+        Ok(enqueued.map_or_else(Tried::Torn, |()| Tried::Enqueued(half)))
     };
     let tried = while_held(stream, behind.is_some(), enqueue)?;
     if let Tried::Enqueued(_) = &tried {
@@ -298,7 +293,7 @@ fn send_pulled(
     Ok(Tried::Enqueued(Half::new(number, Way::Pulled)))
 }
 
-/// Calls `enqueue`, as a stream that waits if it does.
+/// Calls `enqueue`; if this enqueues a wait (`waits`), while the stream counts as waiting.
 pub fn while_held<T>(
     stream: &Stream,
     waits: bool,

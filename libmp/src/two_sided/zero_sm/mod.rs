@@ -6,8 +6,9 @@
 //! sides agree on, `channel` their memory, `half` how a side enqueues its half of a message. The operations
 //! of the engine are in `zero_choice`, `zero_post`, `zero_wait` and `zero_advance`.
 //!
-//! The receiver makes the memory, when its program posts the first receive or when the sender asks. So a
-//! receive waits for nothing; the first send waits for the background work of the receiver.
+//! The receiver makes the memory, when its program posts the first receive or when the sender asks. So the first
+//! send under a tag waits for the background work of the receiver, and a receive does not. A call that posts
+//! a receive, or a send above the eager limit, waits until the other rank has mapped its memory.
 
 mod channel;
 mod half;
@@ -74,7 +75,7 @@ impl ZeroSmChannels {
         Ok(self.is_open(tag, sends))
     }
 
-    /// Whether the program can post under a tag. If so, it does.
+    /// Whether a channel is open. The caller then posts under its tag: the channel is no longer unused.
     pub fn is_open(&mut self, tag: u32, sends: bool) -> bool {
         if sends {
             return self.sends.contains_key(&tag);
@@ -146,7 +147,7 @@ impl ZeroSmChannels {
         asked.any(|tag| !self.sends.contains_key(tag))
     }
 
-    /// Whether no stream of this rank will copy to or from memory of the peer for a send.
+    /// Whether no send of this rank will copy to memory of the peer.
     pub fn is_quiet(&self) -> bool {
         self.sends.values().all(Sends::is_quiet)
     }
@@ -163,20 +164,20 @@ impl ZeroSmChannels {
         channel.is_some_and(|channel| channel.entries.has(number, Sends::end(way)))
     }
 
-    /// Whether the stream of a send waits for the peer, and for what: `true`, that a slot is free; `false`, its
-    /// receive.
-    pub fn send_lacks(&self, tag: u32, number: u64) -> Option<bool> {
-        self.sends.get(&tag)?.lacks(number)
+    /// Whether a send waits for the peer.
+    pub fn send_lacks(&self, tag: u32, number: u64) -> bool {
+        let channel = self.sends.get(&tag);
+        channel.is_some_and(|channel| channel.lacks(number))
     }
 
     /// Releases the streams that wait for a message that was longer than its receive.
-    pub fn end_cut(&self, receive: bool, tag: u32, number: u64) {
-        if receive {
-            if let Some(channel) = self.recvs.get(&tag) {
-                channel.entries.set(number, Field::Sent);
+    pub fn end_cut(&self, sends: bool, tag: u32, number: u64) {
+        if sends {
+            if let Some(channel) = self.sends.get(&tag) {
+                channel.entries.set(number, Field::Done);
             }
-        } else if let Some(channel) = self.sends.get(&tag) {
-            channel.entries.set(number, Field::Done);
+        } else if let Some(channel) = self.recvs.get(&tag) {
+            channel.entries.set(number, Field::Sent);
         }
     }
 

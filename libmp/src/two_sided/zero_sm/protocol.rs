@@ -1,8 +1,9 @@
 //! The protocol of a channel of zero-SM messages, without memory, streams and clocks: the words of an
 //! entry, and the messages that a side has in flight.
 //!
-//! Message n uses entry n modulo [`ENTRIES`]. The two ranks agree by the *agreement word* which half was
-//! enqueued first; then both know which side copies, because addresses and lengths of a copy engine are constants:
+//! Message n uses entry n modulo [`ENTRIES`]. Addresses and lengths of a copy engine are constants, so a copy is
+//! enqueued when its source and its destination are known. The two ranks agree by the *agreement word* which half
+//! was enqueued first, and with it which side copies:
 //! - The receive: the sender's stream waits until the receive is `ready`, copies to its memory, and
 //!   stores `sent`.
 //! - The send, of a short message: the sender's stream copies to a slot in memory of the receiver and stores
@@ -11,7 +12,7 @@
 //!   copies from the memory of the send and stores `done`.
 //!
 //! An entry is used again when both sides have *settled* its message: they need none of its words any more.
-//! So no word of an entry has two writers, or a late reader, of different messages.
+//! So no word is stored or awaited for two messages at a time.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! What a hostile peer stores in the entries and names for a channel never leads outside of the memory that it
-//! shares.
+//! Tests of channels: what a hostile peer stores in the entries and names for a channel never leads outside of the
+//! memory that it shares, and a rank releases its own streams alone.
 
 use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
