@@ -309,8 +309,27 @@ impl Sends {
         flights.all(|(number, flight)| flight.ended || self.entries.has(number, Field::Sent))
     }
 
+    /// Says which messages are in slots to which streams write once they are released, in any order.
+    fn cut_slots(&self) {
+        let mut written = [false; SLOTS as usize];
+        for (number, flight) in self.window.iter() {
+            if let (Way::Staged { slot }, Some(_)) = (flight.way, flight.behind) {
+                written[slot as usize] |= !flight.queued && !self.entries.has(number, Field::Sent);
+            }
+        }
+        for (number, flight) in self.window.iter() {
+            if let Way::Staged { slot } = flight.way
+                && written[slot as usize]
+                && !self.entries.has(number, Field::Done)
+            {
+                self.entries.set(number, Field::Cut);
+            }
+        }
+    }
+
     /// Releases the streams of this rank that wait for the peer. The error word is set.
     pub fn fail(&mut self) {
+        self.cut_slots();
         for (number, flight) in self.window.iter_mut() {
             if flight.queued {
                 self.entries.set(number, Field::Left);
@@ -322,9 +341,6 @@ impl Sends {
             };
             flight.lost = !self.entries.has(number, end);
             if let Some(before) = flight.behind {
-                if !flight.queued && !self.entries.has(before, Field::Done) {
-                    self.entries.set(before, Field::Cut);
-                }
                 self.entries.release(before, Field::Done);
             }
             if awaited != Field::Sent {
