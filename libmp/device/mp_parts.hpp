@@ -41,9 +41,11 @@ GDS_DEVICE bool take_parts(const Wanted& w, Wait wait, Stop stop, End end) {
     const u64 high = line(r.low, r.high);
     // The first two lines of the payload have the length of a message elsewhere.
     const u64* shown = r.lines() + kLengthLines + index;
-    const u32 most_blocks = blockDim.x < kMostBlocks ? blockDim.x : kMostBlocks;
+    // A head that claims more blocks than the room has lines for is left to the general way, which refuses it.
+    const u64 threads = blockDim.x < kMostBlocks ? blockDim.x : kMostBlocks;
+    const u32 most_blocks = static_cast<u32>(least(threads, w.room_lines() - kLengthLines));
     const bool looks = !Large || index < most_blocks;
-    const bool shows = Large && looks && kLengthLines + index < w.room_lines();
+    const bool shows = Large && looks;
     const u32 most = static_cast<u32>(least(least(w.capacity(), w.lines_len()), Large ? 8 * most_blocks : Parts * next));
     if (threadIdx.x == 0) *stopped = 0;
     if (blockDim.x > 1) __syncthreads();

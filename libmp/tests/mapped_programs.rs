@@ -48,6 +48,8 @@ struct Options {
     weak: bool,
     /// Few streams may wait at a time: calls for others are refused, and the CPU posts or waits instead.
     few: bool,
+    /// Some messages are zero-SM messages, under the same tags.
+    zero_sm: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,13 +86,14 @@ struct Message {
     waits: Option<usize>,
     /// Received from any rank.
     any: bool,
+    zero_sm: bool,
 }
 
 impl Message {
     /// `last`: no message follows under the tag in the round. It is not cancelled: the number of a request
     /// that is dropped before any other of its tag follows is free again, and the other end waits for the
     /// next message instead.
-    fn draw(rng: &mut Rng, tag: u32, last: bool, any: bool, few: bool) -> Message {
+    fn draw(rng: &mut Rng, tag: u32, last: bool, any: bool, options: Options) -> Message {
         let mut len = LENS[rng.usize(0..LENS.len())];
         if len > 100_000 && rng.u8(0..4) > 0 {
             len = rng.usize(0..9000);
@@ -110,8 +113,9 @@ impl Message {
         let mut end = |by| End {
             how: match rng.u8(0..18) {
                 _ if tag == ANY => How::Posted,
-                0 if !last => How::Cancelled,
-                1..=5 if !few => How::Prepared,
+                // Zero-SM messages have numbers of their own.
+                0 if !last && !options.zero_sm => How::Cancelled,
+                1..=5 if !options.few => How::Prepared,
                 _ => How::Posted,
             },
             by,
@@ -122,6 +126,13 @@ impl Message {
         // A message with a length word has one piece.
         ends[SEND].split &= most.is_none();
         let waits = by[2];
+        let zero_sm = options.zero_sm && tag != ANY && rng.u8(0..3) > 0;
+        let most = most.filter(|_| !zero_sm);
+        if zero_sm {
+            for end in &mut ends {
+                (end.how, end.split) = (How::Posted, false);
+            }
+        }
         Message {
             tag,
             len,
@@ -130,6 +141,7 @@ impl Message {
             ends,
             waits,
             any,
+            zero_sm,
         }
     }
 
@@ -176,7 +188,7 @@ type Round = [Vec<Message>; 2];
 
 /// Draws the messages of all rounds, alike on both ranks. At most half of the depth are sent of a tag in
 /// a round: more may deadlock (`docs/deadlocks.md`).
-fn draw_rounds(rng: &mut Rng, depth: u32, few: bool) -> Vec<Round> {
+fn draw_rounds(rng: &mut Rng, depth: u32, options: Options) -> Vec<Round> {
     let anys = rng.u8(0..3) == 0;
     let draw = |round: usize| {
         [(); 2].map(|()| {
@@ -185,7 +197,7 @@ fn draw_rounds(rng: &mut Rng, depth: u32, few: bool) -> Vec<Round> {
                 let any = tag == ANY && round > 1;
                 let count = rng.u32(0..=(depth / 2).min(4));
                 for i in 1..=count {
-                    messages.push(Message::draw(rng, tag, i == count, any, few));
+                    messages.push(Message::draw(rng, tag, i == count, any, options));
                 }
             }
             messages
@@ -290,7 +302,7 @@ impl Program<'_> {
             false => Source::Rank(self.rank.peer()),
         };
         let pieces = pieces(&slice, end.split);
-        let by_cpu = RecvOp::new(from, message.tag, &pieces);
+        let by_cpu = RecvOp::new(from, message.tag, &pieces).zero_sm(message.zero_sm);
         let op = by.map_or(by_cpu, |at| by_cpu.on(&self.streams[at]));
         let request = match end.how {
             How::Posted => self.ctx.post_recv(&op),
@@ -316,7 +328,8 @@ impl Program<'_> {
         let word = word.region().word64(0).unwrap();
         word.store(message.len as u64).unwrap();
         let pieces = pieces(&slice, end.split);
-        let mut by_cpu = SendOp::new(self.rank.peer(), message.tag, &pieces);
+        let mut by_cpu =
+            SendOp::new(self.rank.peer(), message.tag, &pieces).zero_sm(message.zero_sm);
         if message.most.is_some() {
             let (len, offset) = (&word, None);
             by_cpu = by_cpu.size(SizeSource::Word { len, offset });
@@ -569,7 +582,7 @@ fn program(rank: &Rank, seed: u64, options: Options) {
     let depth = [2, 2, 4, 16][rng.usize(0..4)];
     let eager = [1, 64, 4096, 8192][rng.usize(0..4)];
     let start = STARTS[rng.usize(0..STARTS.len())];
-    let rounds = draw_rounds(&mut rng, depth, options.few);
+    let rounds = draw_rounds(&mut rng, depth, options);
     let mut own = Rng::with_seed(seed ^ (u64::from(rank.me) + 1) << 32);
     let manual = own.u8(0..4) == 0;
     let bound = [1024, 1024, 64, 40][own.usize(0..4)];
@@ -620,12 +633,30 @@ fn programs_deliver_all_messages() {
 
 #[test]
 fn programs_deliver_all_messages_under_weak_memory() {
-    let weak = true;
-    play_all((0..150).chain([931]), Options { weak, few: false });
+    let options = Options {
+        weak: true,
+        ..Options::default()
+    };
+    play_all((0..150).chain([931]), options);
 }
 
 #[test]
 fn programs_deliver_all_messages_with_few_streams_that_may_wait() {
-    let few = true;
-    play_all(0..80, Options { weak: false, few });
+    let options = Options {
+        few: true,
+        ..Options::default()
+    };
+    play_all(0..80, options);
+}
+
+#[test]
+fn programs_with_zero_sm_messages_deliver_all_messages() {
+    let options = |weak, few| Options {
+        weak,
+        few,
+        zero_sm: true,
+    };
+    play_all(0..60, options(false, false));
+    play_all(60..120, options(true, false));
+    play_all(120..160, options(false, true));
 }

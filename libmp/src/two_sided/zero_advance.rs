@@ -1,12 +1,14 @@
 //! The background work for zero-SM messages: how they end, what the CPU takes in, and what is settled.
 
+use std::sync::atomic::{Ordering, fence};
+
 use gdsync::Status;
 
 use super::engine::Engine;
 use super::progress::arrived;
 use super::state::State;
 use super::take::copy_region;
-use super::zero_sm::{Field, Sends, part};
+use super::zero_sm::{Entries, Field, Sends, part};
 use crate::request::entry::{Entry, Operation};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
@@ -23,6 +25,11 @@ enum End {
     Cut(u64),
     /// Once the CPU has copied it.
     Copied,
+}
+
+/// Whether the sender of a message in a slot has given this rank up, and may have written another message there.
+pub(super) fn is_overwritten(entries: &Entries, number: u64, way: Way) -> bool {
+    matches!(way, Way::Staged { .. }) && entries.has(number, Field::Cut)
 }
 
 impl Engine {
@@ -61,7 +68,7 @@ impl Engine {
         let message = entry.zero_sm()?;
         let peer = state.peers.get(entry.peer)?;
         let number = entry.number;
-        let lost = || End::With(peer.failed().unwrap_or(Status::CLOSED), 0);
+        let lost = || End::With(peer.failed().unwrap_or(Status::REMOTE_ABORTED), 0);
         if message.sends {
             let channel = peer.zero_sm.sends.get(&entry.tag)?;
             if channel.window.get(number).is_some_and(|flight| flight.lost) {
@@ -93,9 +100,14 @@ impl Engine {
                 (false, false) => None,
             };
         }
-        if message.claimed.is_some() {
-            let done = End::With(Status::SUCCESS, message.arriving);
-            return has(Field::Done).then_some(done);
+        // Loaded behind `done`.
+        let done = message.claimed.is_some().then(|| has(Field::Done));
+        let overwritten = is_overwritten(&channel.entries, number, message.way);
+        match done {
+            Some(false) => return None,
+            None if !overwritten => {}
+            _ if overwritten => return Some(lost()),
+            _ => return Some(End::With(Status::SUCCESS, message.arriving)),
         }
         let reached = || {
             let poster = entry.poster.stream.as_ref();
@@ -142,9 +154,20 @@ impl Engine {
         let ends = copied.is_err() || message.moved == len;
         match (message.sends, ends) {
             (_, false) => return None,
-            (true, true) if copied.is_ok() => entries.set(common.number, Field::Sent),
+            (true, true) if copied.is_ok() => {
+                entries.set(common.number, Field::Sent);
+                entries.set(common.number, Field::Left);
+            }
             (true, true) => {}
-            (false, true) => entries.set(common.number, Field::Done),
+            (false, true) => {
+                // Behind the copy: the sender stores the word before it writes to the slot again.
+                fence(Ordering::Acquire);
+                if is_overwritten(entries, common.number, message.way) {
+                    let status = peer.failed().unwrap_or(Status::REMOTE_ABORTED);
+                    return Some((status, 0));
+                }
+                entries.set(common.number, Field::Done);
+            }
         }
         let Err(e) = copied else {
             return Some((Status::SUCCESS, len));

@@ -190,8 +190,12 @@ impl Engine {
         let here = peer.is_here();
         let channel = peer.zero_sm.recvs.get_mut(&spec.tag).ok_or_else(none)?;
         // A rank that was given up may have left a message.
-        if !here && !channel.has_next() {
+        let lost = channel.has_lost_next();
+        if !here && (lost || !channel.has_next()) {
             return Err(peer.error(POST));
+        }
+        if lost {
+            return Err(overwritten(POST, rank));
         }
         if channel.is_full() {
             return Err(full(rank, spec.tag, "receives from", "has sent"));
@@ -199,6 +203,13 @@ impl Engine {
         let place = spec.segments.first();
         zero_sm::receive(channel, &peer.link.shared, place, len, spec.on.stream())
     }
+}
+
+/// The error of a message in a slot that its sender has written to again.
+#[cold]
+pub(super) fn overwritten(operation: &'static str, rank: u32) -> Error {
+    let what = "the peer has given this rank up, and the memory of the message has another use";
+    Error::new(operation, Kind::PeerFailed(Status::REMOTE_ABORTED), what).with_rank(rank)
 }
 
 /// The error of a channel whose entries are all in use.

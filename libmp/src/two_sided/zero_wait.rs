@@ -8,6 +8,8 @@ use super::engine::Engine;
 use super::marks::mark_others;
 use super::state::{State, known, not_connected};
 use super::wait::WAIT_ON;
+use super::zero_advance::is_overwritten;
+use super::zero_post::overwritten;
 use super::zero_sm::{Field, Sends, move_bytes, part, released, value, while_held};
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
@@ -51,7 +53,10 @@ impl Engine {
             return Ok(());
         }
         if message.sends {
-            let field = Sends::end(way);
+            let field = match message.queued {
+                true => Field::Left,
+                false => Sends::end(way),
+            };
             if own && field == Field::Sent {
                 // The stream stores it in front of this call.
                 return Ok(());
@@ -60,7 +65,7 @@ impl Engine {
             let word = channel.entries.word(number, field)?;
             // This rank releases its streams from a wait for the peer.
             let least = match field {
-                Field::Sent => value(number),
+                Field::Sent | Field::Left => value(number),
                 _ => released(number),
             };
             return self.zero_sm_wait_for(state, key, stream, &word, least);
@@ -68,6 +73,11 @@ impl Engine {
         let channel = peer.zero_sm.recvs.get(&tag).ok_or_else(none)?;
         if !peer.is_here() && !channel.entries.has(number, Field::Sent) {
             let e = peer.error(WAIT_ON);
+            state.return_fault(key);
+            return Err(e);
+        }
+        if claimed.is_none() && is_overwritten(&channel.entries, number, way) {
+            let e = overwritten(WAIT_ON, rank);
             state.return_fault(key);
             return Err(e);
         }

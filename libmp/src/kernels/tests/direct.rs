@@ -585,6 +585,33 @@ fn message_of_more_blocks_than_a_room_shows_is_refused() {
     }
 }
 
+/// As above, of a room with fewer lines than a block has threads.
+#[test]
+fn message_of_more_blocks_than_a_small_room_shows_is_refused() {
+    const SMALL: usize = 64;
+    for (threads, blocks) in THREADS
+        .into_iter()
+        .flat_map(|t| [SMALL / 4 - 1, 32, 64, 65].map(|b| (t, b)))
+    {
+        let mut bench = Bench::new(threads);
+        let message = lay_out(&mut bench, NUMBER, 0, 5000);
+        let head = [ELSEWHERE | blocks as u64, NUMBER >> 32, message.len, 0];
+        let behind = (0..SMALL / 4 - 2).map(|_| 0);
+        for (at, data) in head.into_iter().chain(behind).enumerate() {
+            bench.store64(ROOM + 8 * at, line(NUMBER, data));
+        }
+        let receive: Unpack<1> = Unpack {
+            slot: SMALL as u32,
+            ..receive(&bench, NUMBER, &[(MEMORY, 5000)])
+        };
+        read(&bench, &in_device(&bench, receive), 1);
+        let what = format!("{threads} threads, {blocks} blocks");
+        assert!(bench.runs_within(Duration::from_secs(60)), "{what}");
+        received(&mut bench, NUMBER, (Status::BAD_RESPONSE, 0), true);
+        bench.check(&what);
+    }
+}
+
 /// Of numbers before and after wraps: the kernels of both sides, by the name that one of them stores, or
 /// by the words.
 #[test]

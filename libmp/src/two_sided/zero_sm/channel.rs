@@ -56,7 +56,12 @@ pub enum Field {
     /// Nothing is copied, because the message is longer than its receive. If the receive was first, the sender's
     /// CPU stores it, behind `Len`, and the receiver's CPU loads it; for a long message that was first, the
     /// reverse. The CPU that loads it then stores `sent` or `done` for its own streams.
+    /// Of a message in a slot: the sender's CPU stores it before it releases a stream that writes to the slot, and
+    /// the receiver's CPU loads it behind its copy.
     Cut,
+    /// The sender's CPU has copied a send, or will not, because the receiver was given up: streams of the sender that
+    /// wait for a send by the CPU wait for it, and no other party loads it.
+    Left,
 }
 
 impl Field {
@@ -76,6 +81,7 @@ impl Field {
             Field::Sent => 72,
             Field::Done => 80,
             Field::Cut => 88,
+            Field::Left => 96,
         };
         FIRST_ENTRY + (number % ENTRIES) as usize * ENTRY + at
     }
@@ -300,9 +306,31 @@ impl Sends {
         flights.all(|(number, flight)| flight.ended || self.entries.has(number, Field::Sent))
     }
 
-    /// Releases the streams of this rank that wait for the peer.
+    /// Says which messages are in slots to which streams write once they are released, in any order.
+    fn cut_slots(&self) {
+        let mut written = [false; SLOTS as usize];
+        for (number, flight) in self.window.iter() {
+            if let (Way::Staged { slot }, Some(_)) = (flight.way, flight.behind) {
+                written[slot as usize] |= !flight.queued && !self.entries.has(number, Field::Sent);
+            }
+        }
+        for (number, flight) in self.window.iter() {
+            if let Way::Staged { slot } = flight.way
+                && written[slot as usize]
+                && !self.entries.has(number, Field::Done)
+            {
+                self.entries.set(number, Field::Cut);
+            }
+        }
+    }
+
+    /// Releases the streams of this rank that wait for the peer. The error word is set.
     pub fn fail(&mut self) {
+        self.cut_slots();
         for (number, flight) in self.window.iter_mut() {
+            if flight.queued {
+                self.entries.set(number, Field::Left);
+            }
             flight.lost = !self.entries.has(number, Sends::end(flight.way));
             let awaited = match flight.way {
                 Way::Direct => Some((number, Field::Ready)),
@@ -376,6 +404,14 @@ impl Recvs {
         self.entries.has(self.window.next(), Field::Sent)
     }
 
+    /// Whether the sender has given this rank up, and may have written another message to the slot of the next one.
+    pub fn has_lost_next(&self) -> bool {
+        let number = self.window.next();
+        self.has_next()
+            && self.entries.load(number, Field::Slot) != 0
+            && self.entries.has(number, Field::Cut)
+    }
+
     /// The memory of a slot.
     pub fn slot(&self, slot: u64) -> (&Region, usize) {
         let at = self.slots.offset() + slot as usize * self.room;
@@ -398,7 +434,10 @@ impl Recvs {
                 }
             }
         }
-        let settled = (self.window).settle(|_, flight| flight.ended && !flight.discards);
+        // A receive that has failed may have ended before its stream reaches it.
+        let settled = (self.window).settle(|number, flight| {
+            flight.ended && !flight.discards && entries.has(number, Field::Ready)
+        });
         if settled {
             entries.store(0, Field::ReceiverSettled, self.window.settled());
         }

@@ -188,7 +188,10 @@ fn send_direct(
     };
     let Some(stream) = stream else {
         entries.store(number, Field::Len, len);
-        channel.push(Flight::new(Way::Direct, len));
+        channel.push(Flight {
+            queued: true,
+            ..Flight::new(Way::Direct, len)
+        });
         return Ok(Tried::Enqueued(Half {
             far: to,
             queued: true,
@@ -233,6 +236,7 @@ fn send_staged(
     let room = channel.slot(slot);
     let flight = Flight {
         behind,
+        queued: stream.is_none(),
         ..Flight::new(Way::Staged { slot }, len)
     };
     let mut half = Half::new(number, Way::Staged { slot });

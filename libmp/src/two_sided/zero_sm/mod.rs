@@ -24,7 +24,7 @@ use crate::request::zero_sm::Way;
 use crate::wire::control::{Control, ZeroSmRoom};
 
 use channel::OPEN;
-pub(super) use channel::{Field, Recvs, Sends};
+pub(super) use channel::{Entries, Field, Recvs, Sends};
 pub(super) use half::{Half, POST, Tried, move_bytes, part, receive, send, while_held};
 pub(super) use protocol::{ENTRIES, released, value};
 

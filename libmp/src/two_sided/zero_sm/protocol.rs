@@ -77,6 +77,8 @@ pub struct Flight {
     pub len: u64,
     /// The earlier message for whose slot the stream of a short one waits.
     pub behind: Option<u64>,
+    /// The CPU copies a send, and no stream does.
+    pub queued: bool,
     /// The request has ended.
     pub ended: bool,
     /// This rank has released its streams: the message is lost.
@@ -91,6 +93,7 @@ impl Flight {
             way,
             len,
             behind: None,
+            queued: false,
             ended: false,
             lost: false,
             discards: false,
