@@ -151,36 +151,29 @@ impl Engine {
             _ => Ok(()),
         };
         message.moved += n;
-        let ends = copied.is_err() || message.moved == len;
-        match (message.sends, ends) {
-            (_, false) => return None,
-            (true, true) if copied.is_ok() => {
-                entries.set(common.number, Field::Sent);
-                entries.set(common.number, Field::Left);
-            }
-            (true, true) => {}
-            (false, true) => {
-                // Behind the copy: the sender stores the word before it writes to the slot again.
-                fence(Ordering::Acquire);
-                if is_overwritten(entries, common.number, message.way) {
-                    let status = peer.failed().unwrap_or(Status::REMOTE_ABORTED);
-                    return Some((status, 0));
-                }
-                entries.set(common.number, Field::Done);
-            }
+        if let Err(e) = copied {
+            let status = e.status().unwrap_or(Status::LOCAL_ACCESS);
+            // The other rank finds no word, and this one lost.
+            let why = format!("the message cannot be copied: {e}");
+            self.give_up_for(state, key, status, why);
+            return Some((status, 0));
         }
-        let Err(e) = copied else {
+        if message.moved < len {
+            return None;
+        }
+        if message.sends {
+            entries.set(common.number, Field::Sent);
+            entries.set(common.number, Field::Left);
             return Some((Status::SUCCESS, len));
-        };
-        let status = e.status().unwrap_or(Status::LOCAL_ACCESS);
-        // A send has stored no word, for which the receiver would wait.
-        self.give_up_for(
-            state,
-            key,
-            status,
-            format!("the message cannot be copied: {e}"),
-        );
-        Some((status, 0))
+        }
+        // Behind the copy: the sender stores the word before it writes to the slot again.
+        fence(Ordering::Acquire);
+        if is_overwritten(entries, common.number, message.way) {
+            let status = peer.failed().unwrap_or(Status::REMOTE_ABORTED);
+            return Some((status, 0));
+        }
+        entries.set(common.number, Field::Done);
+        Some((Status::SUCCESS, len))
     }
 
     /// Settles the messages with a rank, or those of one tag, and reports sends that had ended with success and were
