@@ -161,7 +161,7 @@ impl Engine {
         let Some(peer) = state.peers.get_mut(rank) else {
             return Ok(false);
         };
-        if peer.zero_sm.is_open(tag, sends) {
+        if peer.zero_sm.use_open(tag, sends) {
             // Also of a rank that was given up: it may have left a message.
             return Ok(true);
         }

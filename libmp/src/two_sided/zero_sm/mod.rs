@@ -72,11 +72,11 @@ impl ZeroSmChannels {
         if !self.recvs.contains_key(&tag) {
             self.make(from, tag, out)?;
         }
-        Ok(self.is_open(tag, sends))
+        Ok(self.use_open(tag, sends))
     }
 
-    /// Whether a channel is open. The caller then posts under its tag: the channel is no longer unused.
-    pub fn is_open(&mut self, tag: u32, sends: bool) -> bool {
+    /// Marks a channel as used, because the caller posts under its tag. False: it is not open.
+    pub fn use_open(&mut self, tag: u32, sends: bool) -> bool {
         if sends {
             return self.sends.contains_key(&tag);
         }
@@ -125,8 +125,9 @@ impl ZeroSmChannels {
             let what = "the peer named the memory of a channel twice";
             return Err(Error::new(OPEN, Kind::Protocol, what));
         }
-        let unasked = self.sends.len().saturating_sub(self.asked.len());
-        if !self.asked.contains(&tag) && unasked >= AHEAD {
+        let asked = |tag: &&u32| self.asked.contains(*tag);
+        let unasked = self.sends.keys().filter(|tag| !asked(tag)).count();
+        if !asked(&&tag) && unasked >= AHEAD {
             let what = "the peer receives zero-SM messages under too many tags under which this rank \
                         has posted no send";
             let error = Error::new(OPEN, Kind::Protocol, what);
