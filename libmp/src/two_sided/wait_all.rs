@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::kernels::{POLLS, Polls, SEGMENTS, UNPACKS, Unpack};
 use crate::path::{Path, Put, uncaptured};
 use crate::plan::{LaneId, PeerLanes, Plan};
-use crate::request::entry::{Entry, Operation, ReceiveState};
+use crate::request::entry::{Operation, ReceiveState};
 use crate::request::table::{InDevice, RequestKey, Table};
 use crate::wire::word;
 
@@ -120,13 +120,7 @@ impl Engine {
             return keys.clone().try_for_each(|key| self.wait_on(key, stream));
         }
         uncaptured(stream, WAIT_ON)?;
-        let on = On::Stream(stream, None);
-        keys.clone().try_for_each(|key| self.open_for(key, &on))?;
-        // The copies of engines are no part of a plan.
-        if self.any_zero_sm(keys.clone()) {
-            let mut zero_sm = keys.clone().filter(|key| self.any_zero_sm([*key]));
-            zero_sm.try_for_each(|key| self.wait_on(key, stream))?;
-        }
+        (keys.clone()).try_for_each(|key| self.before_plan(key, stream))?;
         self.with_room(|| {
             let mut state = self.lock();
             let mut waits = std::mem::take(&mut state.waits);
@@ -137,16 +131,22 @@ impl Engine {
         })
     }
 
-    /// Opens the lane by which a stream returns the credit of a receive.
-    fn open_for(&self, key: RequestKey, on: &On<'_>) -> Result<()> {
+    /// Makes a stream wait for a zero-SM message, because copies of engines are no part of a plan. For a receive of
+    /// another kind, opens the lane by which the stream returns its credit.
+    fn before_plan(&self, key: RequestKey, stream: &Stream) -> Result<()> {
         let mut state = self.lock();
-        let posted = |entry: &&Entry| {
-            let state = entry.receive().map(|receive| receive.state);
-            state == Some(ReceiveState::Posted) && entry.peer != ANY_RANK
-        };
-        let Some(rank) = state.requests.get(key).filter(posted).map(|e| e.peer) else {
+        let Some(entry) = state.requests.get(key) else {
             return Ok(());
         };
+        if entry.zero_sm().is_some() {
+            drop(state);
+            return self.wait_on(key, stream);
+        }
+        let receive = entry.receive().map(|receive| receive.state);
+        if receive != Some(ReceiveState::Posted) || entry.peer == ANY_RANK {
+            return Ok(());
+        }
+        let (rank, on) = (entry.peer, &On::Stream(stream, None));
         let lane = self.lane_of(&mut state, on);
         let peer = state.peers.get(rank);
         if peer.is_some_and(|peer| !peer.is_here() || peer.is_open(lane, Need::Lanes)) {

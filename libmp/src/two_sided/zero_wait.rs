@@ -19,16 +19,6 @@ use crate::request::table::RequestKey;
 use crate::request::zero_sm::Way;
 
 impl Engine {
-    /// Whether one of these requests is a zero-SM message.
-    pub fn any_zero_sm(&self, keys: impl IntoIterator<Item = RequestKey>) -> bool {
-        let state = self.lock();
-        let is_zero_sm = |key: RequestKey| {
-            let entry = state.requests.get(key);
-            entry.is_some_and(|entry| matches!(entry.operation, Operation::ZeroSm(_)))
-        };
-        keys.into_iter().any(is_zero_sm)
-    }
-
     /// Makes a stream wait for a zero-SM message that has not ended.
     pub fn zero_sm_wait_on(
         &self,
