@@ -101,4 +101,12 @@ GDS_DEVICE bool take_parts(const Wanted& w, Wait wait, Stop stop, End end) {
     return true;
 }
 
+// As `take_parts`, with at most two parts for each thread. `large`: the message may be in the memory of the receive.
+template <class Wanted, class Wait, class Stop, class End>
+GDS_DEVICE bool take_usual(const Wanted& w, bool large, Wait wait, Stop stop, End end) {
+    return large             ? take_parts<true, 1>(w, wait, stop, end)
+           : has_parts(w, 1) ? take_parts<false, 1>(w, wait, stop, end)
+                             : take_parts<false, 2>(w, wait, stop, end);
+}
+
 }  // namespace mp

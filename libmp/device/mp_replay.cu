@@ -351,10 +351,7 @@ GDS_DEVICE void take(const Take& p) {
         auto wait = [&](auto come) { watch.spin(come); };
         auto stop = [&](bool here) { return (threadIdx.x == 0 || here) && watch.lost(); };
         auto close = [&](bool placed, u64 len) { end_take(p, n, placed, 1, false, len); };
-        const bool taken = large                  ? take_parts<true, 1>(wanted, wait, stop, close)
-                           : has_parts(wanted, 1) ? take_parts<false, 1>(wanted, wait, stop, close)
-                                                  : take_parts<false, 2>(wanted, wait, stop, close);
-        if (taken) return;
+        if (take_usual(wanted, large, wait, stop, close)) return;
     }
     const u64 mine = blockIdx.x * blockDim.x + threadIdx.x;
     gds::Two ahead = none(r.low);

@@ -64,10 +64,7 @@ GDS_DEVICE void take(const Unpack<1>& p) {
             return_credit(p);
             succeed(p, len);
         };
-        const bool taken = large                  ? take_parts<true, 1>(wanted, wait, stop, close)
-                           : has_parts(wanted, 1) ? take_parts<false, 1>(wanted, wait, stop, close)
-                                                  : take_parts<false, 2>(wanted, wait, stop, close);
-        if (taken) return;
+        if (take_usual(wanted, large, wait, stop, close)) return;
     }
     const u32 number = seq(p);
     const u64* lines = wide ? word_at(p.long_room) : room(p).lines();
