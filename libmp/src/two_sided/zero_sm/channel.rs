@@ -5,7 +5,7 @@ use gdsync::Stream;
 use gdsync::gpu::{Region, Word64};
 
 use super::protocol::{
-    ENTRIES, First, Flight, SLOTS, Window, agreed, agreement, has, released, value,
+    ENTRIES, First, Flight, SLOTS, Window, agreed, agreement, has, reaches, released, value,
 };
 use crate::error::{Error, Kind, Result};
 use crate::path::{Exported, Keys, List, Path, Paths, Remote, Rights};
@@ -139,8 +139,8 @@ impl Entries {
         // The peer may store the value meanwhile, which is greater, and may not be overwritten. Host memory, which
         // the CPU reaches: it cannot fail.
         for _ in 0..2 {
-            let now = word.load().unwrap_or(u64::MAX);
-            if now >= released(number) {
+            let now = word.load().unwrap_or_default();
+            if reaches(now, released(number)) {
                 return;
             }
             let _ = word.compare_swap(now, released(number));

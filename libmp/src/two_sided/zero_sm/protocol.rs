@@ -66,7 +66,13 @@ pub fn released(number: u64) -> u64 {
 
 /// Whether a word has the value of a message, or of a later one of its entry.
 pub fn has(word: u64, number: u64) -> bool {
-    word >= value(number)
+    reaches(word, value(number))
+}
+
+/// Whether a stream that waits for `value` passes: a GPU compares cyclically, so the greatest words of a hostile
+/// peer are small ones.
+pub fn reaches(word: u64, value: u64) -> bool {
+    word.wrapping_sub(value).cast_signed() >= 0
 }
 
 /// A message in flight, of one side.
@@ -189,6 +195,7 @@ mod tests {
             assert!(has(value(number + ENTRIES), number));
             let before = number.checked_sub(ENTRIES).map_or(0, value);
             assert!(before < own && !has(before, number));
+            assert!(!has(u64::MAX, number) && !reaches(u64::MAX, own));
         }
     }
 
