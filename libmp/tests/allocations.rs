@@ -8,8 +8,8 @@ use gdsync::Gpu;
 use gdsync::gpu::{Condition, MemoryKind, Stream};
 use mp::bootstrap::Local;
 use mp::{
-    Collectives, Context, Memory, Neighbour, Neighbourhood, Op, Progress, RecvOp, Request, SendOp,
-    Slice, Window,
+    Collectives, Context, Memory, Neighbour, Neighbourhood, Op, Path, Progress, RecvOp, Request,
+    SendOp, Slice, Window,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -108,12 +108,13 @@ impl Side {
         [recv, ctx.isend_on(stream, peer, tag, &data).unwrap()]
     }
 
-    /// As [`Side::exchange`], of zero-SM messages.
+    /// As [`Side::exchange`], of zero-SM messages, unless the ranks use the NIC.
     fn exchange_zero_sm(&self, tag: u32, len: usize) -> [Request; 2] {
         let (stream, peer) = (&self.stream, self.peer());
+        let maps = matches!(self.ctx.path(peer), Some((Path::Ipc, _)));
         let [data, into] = [0, LARGE].map(|at| [self.slice(at, len)]);
-        let recv = RecvOp::new(peer, tag, &into).on(stream).zero_sm(true);
-        let send = SendOp::new(peer, tag, &data).on(stream).zero_sm(true);
+        let recv = RecvOp::new(peer, tag, &into).on(stream).zero_sm(maps);
+        let send = SendOp::new(peer, tag, &data).on(stream).zero_sm(maps);
         let recv = self.ctx.post_recv(&recv).unwrap();
         [recv, self.ctx.post_send(&send).unwrap()]
     }
