@@ -61,6 +61,8 @@ struct Side {
     window: Window,
     halos: [Neighbourhood; 2],
     all: Collectives,
+    /// Messages are by mapped memory.
+    maps: bool,
 }
 
 impl Side {
@@ -88,6 +90,7 @@ impl Side {
             halos: [build(1, false), build(2, true)],
             all: ctx.collectives(LEN).unwrap(),
             memory,
+            maps: matches!(ctx.path(peer), Some((Path::Ipc, _))),
             ctx,
         }
     }
@@ -111,10 +114,9 @@ impl Side {
     /// As [`Side::exchange`], of zero-SM messages, unless the ranks use the NIC.
     fn exchange_zero_sm(&self, tag: u32, len: usize) -> [Request; 2] {
         let (stream, peer) = (&self.stream, self.peer());
-        let maps = matches!(self.ctx.path(peer), Some((Path::Ipc, _)));
         let [data, into] = [0, LARGE].map(|at| [self.slice(at, len)]);
-        let recv = RecvOp::new(peer, tag, &into).on(stream).zero_sm(maps);
-        let send = SendOp::new(peer, tag, &data).on(stream).zero_sm(maps);
+        let recv = RecvOp::new(peer, tag, &into).on(stream).zero_sm(self.maps);
+        let send = SendOp::new(peer, tag, &data).on(stream).zero_sm(self.maps);
         let recv = self.ctx.post_recv(&recv).unwrap();
         [recv, self.ctx.post_send(&send).unwrap()]
     }
