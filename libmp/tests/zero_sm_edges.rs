@@ -1,5 +1,5 @@
 //! Zero-SM messages at their edges: entries that are used again while a stream has not reached their receive, and
-//! losses while the CPU has not copied, or while slots hold messages that nobody has received.
+//! losses while the CPU has not copied, or while slots hold messages that are not received.
 
 #[path = "common/sim.rs"]
 mod sim;
