@@ -252,24 +252,7 @@ impl Engine {
 
     /// Waits until both ends of a circuit are made.
     fn open_circuit(&self, rank: u32, id: CircuitId, len: u64) -> Result<()> {
-        let mut answer = self.try_open_circuit(rank, id, len);
-        if matches!(answer, Ok(false)) {
-            let deadline = self.host().now() + self.config.timeout;
-            self.wait(deadline, &mut || {
-                self.progress();
-                answer = self.try_open_circuit(rank, id, len);
-                !matches!(answer, Ok(false))
-            });
-        }
-        if answer? {
-            return Ok(());
-        }
-        let what = format!(
-            "rank {rank} did not answer within {} (Builder::timeout); check that it calls progress() if \
-             it has Progress::Manual",
-            time(self.config.timeout)
-        );
-        Err(Error::new(CAPTURE, Kind::Timeout, what).with_rank(rank))
+        self.await_answer(CAPTURE, rank, || self.try_open_circuit(rank, id, len))
     }
 
     fn try_open_circuit(&self, rank: u32, id: CircuitId, len: u64) -> Result<bool> {

@@ -306,15 +306,7 @@ impl Engine {
             // The application dropped the request, which has ended and was removed. A long send had
             // failed already; a short one had succeeded.
             if len <= eager || long {
-                let name = Name {
-                    receive: false,
-                    one_sided: None,
-                    peer: Some(rank),
-                    tag,
-                    number,
-                    size: len,
-                };
-                self.keep_truncation(state, name);
+                self.keep_truncation(state, (rank, tag, number), len);
             }
             return;
         };
@@ -349,12 +341,24 @@ impl Engine {
         state.requests.set_result(key, Status::TRUNCATED, len);
     }
 
-    /// Keeps the failure of a send whose message was too long.
+    /// Keeps the failure of a send whose message of `size` bytes was too long.
     #[cold]
-    pub(super) fn keep_truncation(&self, state: &mut State, name: Name) {
+    pub(super) fn keep_truncation(
+        &self,
+        state: &mut State,
+        (rank, tag, number): (u32, u32, u64),
+        size: u64,
+    ) {
         let fault = Fault {
             order: state.faults.next_order(),
-            name,
+            name: Name {
+                receive: false,
+                one_sided: None,
+                peer: Some(rank),
+                tag,
+                number,
+                size,
+            },
             status: Status::TRUNCATED,
             why: Why::Own(TOO_LONG.to_owned()),
             streams: Vec::new(),
@@ -539,8 +543,8 @@ impl Engine {
         } else if entry.is_prepared() {
             let back = self.cancel(state, key);
             back.unwrap_or_else(|_| self.void(state, key));
-        } else if entry.zero_sm().is_some() {
-            Engine::want_zero_sm(entry);
+        } else if let Operation::ZeroSm(message) = &mut entry.operation {
+            message.wanted = true;
         } else if let Operation::Receive(receive) = &mut entry.operation
             && receive.state == ReceiveState::Posted
         {

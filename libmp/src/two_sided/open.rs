@@ -11,6 +11,36 @@ use super::texts::join;
 use crate::error::{Error, Kind, Result, time};
 
 impl Engine {
+    /// Repeats `attempt` until it returns true, which the background work of `rank` makes possible.
+    ///
+    /// # Errors
+    /// The first of `attempt`; `Timeout` behind the context's time limit.
+    pub(super) fn await_answer(
+        &self,
+        operation: &'static str,
+        rank: u32,
+        mut attempt: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        let mut answer = attempt();
+        if matches!(answer, Ok(false)) {
+            let deadline = self.host().now() + self.config.timeout;
+            self.wait(deadline, &mut || {
+                self.progress();
+                answer = attempt();
+                !matches!(answer, Ok(false))
+            });
+        }
+        if answer? {
+            return Ok(());
+        }
+        let what = format!(
+            "rank {rank} did not answer within {} (Builder::timeout); check that it calls progress() if \
+             it has Progress::Manual",
+            time(self.config.timeout)
+        );
+        Err(Error::new(operation, Kind::Timeout, what).with_rank(rank))
+    }
+
     pub(super) fn setup<'a>(&'a self, lanes: &'a StreamLanes) -> Setup<'a> {
         Setup {
             paths: &self.paths,

@@ -32,14 +32,16 @@ impl Engine {
 
     /// Advances a request as far as possible now.
     pub fn visit(&self, state: &mut State, key: RequestKey) {
-        if let Some(entry) = state.requests.get_mut(key) {
-            Engine::want_zero_sm(entry);
-        }
-        if let Some(receive) = state.requests.receive_mut(key) {
-            receive.wanted = true;
-            if receive.state == ReceiveState::Unmatched {
-                self.match_any(state);
+        let entry = state.requests.get_mut(key);
+        match entry.map(|entry| &mut entry.operation) {
+            Some(Operation::ZeroSm(message)) => message.wanted = true,
+            Some(Operation::Receive(receive)) => {
+                receive.wanted = true;
+                if receive.state == ReceiveState::Unmatched {
+                    self.match_any(state);
+                }
             }
+            _ => {}
         }
         let marked = |entry: &Entry| entry.receive().is_some_and(|r| r.reached.is_some());
         let by_kernel = |entry: &Entry| entry.ends_in_device() || marked(entry);

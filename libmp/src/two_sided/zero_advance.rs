@@ -10,7 +10,6 @@ use super::state::State;
 use super::take::copy_region;
 use super::zero_sm::{Entries, Field, Sends, part};
 use crate::request::entry::{Entry, Operation};
-use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::request::zero_sm::Way;
 
@@ -197,17 +196,7 @@ impl Engine {
         });
         match found.map(|(key, _)| key) {
             Some(key) => self.fail_ended(state, key, len),
-            None => {
-                let name = Name {
-                    receive: false,
-                    one_sided: None,
-                    peer: Some(rank),
-                    tag,
-                    number,
-                    size: len,
-                };
-                self.keep_truncation(state, name);
-            }
+            None => self.keep_truncation(state, (rank, tag, number), len),
         }
     }
 
@@ -217,13 +206,6 @@ impl Engine {
             if entry.peer == rank && entry.zero_sm().is_some() && !arrived(state, key) {
                 state.requests.set_result(key, status, 0);
             }
-        }
-    }
-
-    /// Asks the CPU to complete a zero-SM receive.
-    pub fn want_zero_sm(entry: &mut Entry) {
-        if let Operation::ZeroSm(message) = &mut entry.operation {
-            message.wanted = true;
         }
     }
 }

@@ -7,7 +7,7 @@ use super::peer::Need;
 use super::spec::{On, RecvOp, SendOp, SizeSource, Source};
 use super::state::not_connected;
 use super::zero_sm::POST;
-use crate::error::{Error, Kind, Result, time};
+use crate::error::{Error, Kind, Result};
 use crate::path::Path;
 use crate::region::Slice;
 
@@ -133,25 +133,11 @@ impl Engine {
 
     /// Waits until a channel is open, at most the context's time limit.
     pub fn open_zero_sm(&self, rank: u32, tag: u32, sends: bool) -> Result<()> {
-        let mut answer = self.try_open_zero_sm(rank, tag, sends);
-        if matches!(answer, Ok(false)) {
-            drop(self.ensure(rank, &On::Cpu, Need::Lanes)?);
-            let deadline = self.host().now() + self.config.timeout;
-            self.wait(deadline, &mut || {
-                self.progress();
-                answer = self.try_open_zero_sm(rank, tag, sends);
-                !matches!(answer, Ok(false))
-            });
-        }
-        if answer? {
+        if self.try_open_zero_sm(rank, tag, sends)? {
             return Ok(());
         }
-        let what = format!(
-            "rank {rank} did not answer within {} (Builder::timeout); check that it calls progress() if \
-             it has Progress::Manual",
-            time(self.config.timeout)
-        );
-        Err(Error::new(POST, Kind::Timeout, what).with_rank(rank))
+        drop(self.ensure(rank, &On::Cpu, Need::Lanes)?);
+        self.await_answer(POST, rank, || self.try_open_zero_sm(rank, tag, sends))
     }
 
     fn try_open_zero_sm(&self, rank: u32, tag: u32, sends: bool) -> Result<bool> {
