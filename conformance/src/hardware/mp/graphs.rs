@@ -2,12 +2,11 @@
 //! written, of lengths on both sides of each protocol's limit, and mixes with messages outside of graphs.
 //! Then rank 1 is killed in the middle of replays, and the stream of rank 0 continues.
 
-use std::time::Instant;
-
 use gdsync::gpu::{Graph, MemoryKind, Stream};
 use mp::{Bootstrap, Context, Kind, Memory, PathChoice, Slice};
 
-use super::launch::{DONE, Ranks, join};
+use super::launch::{DONE, join};
+use super::lost::{GOING, kill_second};
 use crate::mp::pair::message;
 use crate::rig::Runtime;
 use crate::rig::limits::time_limit;
@@ -15,8 +14,6 @@ use crate::rig::verdict::{Verdict, ensure};
 
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp-graphs";
-/// The line that rank 1 prints when it may be killed.
-const GOING: &str = "going";
 
 const TAG: u32 = 5;
 /// Eager messages, rooms of software GPUs and of others, and the memory of the receive.
@@ -32,26 +29,7 @@ const BETWEEN: usize = 10;
 /// # Errors
 /// The failures of the ranks.
 pub fn graphs(runtime: Runtime, gpus: u32, kind: MemoryKind) -> Verdict {
-    let mut all = Ranks::start(ROLE, runtime, [2, gpus], &format!("{kind:?}:{gpus}"))?;
-    let deadline = Instant::now() + 3 * time_limit();
-    let line = |all: &Ranks| {
-        let late = || format!("no rank prints a line within {:?}", 3 * time_limit());
-        all.next_line(deadline).ok_or_else(late)
-    };
-    let (rank, going) = line(&all)?;
-    ensure(rank == 1 && going == GOING, || {
-        format!("rank {rank}: {going}")
-    })?;
-    let victim = &mut all.processes[1].0;
-    victim.kill()?;
-    victim.wait()?;
-    loop {
-        match line(&all)? {
-            (0, done) => return ensure(done == DONE, || format!("rank 0: {done}")),
-            // Its standard error.
-            _ => continue,
-        }
-    }
+    kill_second(ROLE, runtime, gpus, kind)
 }
 
 /// Runs one rank.

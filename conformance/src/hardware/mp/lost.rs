@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use gdsync::gpu::Stream;
+use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Connect, Context, Kind};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -47,6 +47,34 @@ pub enum Failure {
 /// The failures of the remaining ranks.
 pub fn lost(runtime: Runtime, gpus: u32, failure: Failure) -> Verdict {
     fail(Ranks::start(ROLE, runtime, [RANKS, gpus], "")?, failure)
+}
+
+/// Starts two ranks in a role with this kind of memory, kills the second one when it says that messages flow,
+/// and waits until the first one is done.
+///
+/// # Errors
+/// The failures of the ranks.
+pub(super) fn kill_second(role: &str, runtime: Runtime, gpus: u32, kind: MemoryKind) -> Verdict {
+    let mut all = Ranks::start(role, runtime, [2, gpus], &format!("{kind:?}:{gpus}"))?;
+    let deadline = Instant::now() + 3 * time_limit();
+    let line = |all: &Ranks| {
+        let late = || format!("no rank prints a line within {:?}", 3 * time_limit());
+        all.next_line(deadline).ok_or_else(late)
+    };
+    let (rank, going) = line(&all)?;
+    ensure(rank == 1 && going == GOING, || {
+        format!("rank {rank}: {going}")
+    })?;
+    let victim = &mut all.processes[1].0;
+    victim.kill()?;
+    victim.wait()?;
+    loop {
+        match line(&all)? {
+            (0, done) => return ensure(done == DONE, || format!("rank 0: {done}")),
+            // The standard error of rank 1.
+            _ => continue,
+        }
+    }
 }
 
 /// Makes a rank fail when all exchange messages, and waits until the others are done.

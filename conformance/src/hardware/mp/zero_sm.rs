@@ -2,13 +2,11 @@
 //! is first, for which a stream, another stream or the CPU waits. Then rank 1 is killed in the middle, and the
 //! stream of rank 0 continues.
 
-use std::time::Instant;
-
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Bootstrap, Context, Kind, Memory, PathChoice, Request};
 
-use super::launch::{DONE, Ranks, join};
-use super::lost::GOING;
+use super::launch::{DONE, join};
+use super::lost::{GOING, kill_second};
 use crate::mp::pair::message;
 use crate::rig::Runtime;
 use crate::rig::limits::time_limit;
@@ -34,26 +32,7 @@ const GUARD: usize = 64;
 /// # Errors
 /// The failures of the ranks.
 pub fn zero_sm(runtime: Runtime, gpus: u32, kind: MemoryKind) -> Verdict {
-    let mut all = Ranks::start(ROLE, runtime, [2, gpus], &format!("{kind:?}:{gpus}"))?;
-    let deadline = Instant::now() + 3 * time_limit();
-    let line = |all: &Ranks| {
-        let late = || format!("no rank prints a line within {:?}", 3 * time_limit());
-        all.next_line(deadline).ok_or_else(late)
-    };
-    let (rank, going) = line(&all)?;
-    ensure(rank == 1 && going == GOING, || {
-        format!("rank {rank}: {going}")
-    })?;
-    let victim = &mut all.processes[1].0;
-    victim.kill()?;
-    victim.wait()?;
-    loop {
-        match line(&all)? {
-            (0, done) => return ensure(done == DONE, || format!("rank 0: {done}")),
-            // The standard error of rank 1.
-            _ => continue,
-        }
-    }
+    kill_second(ROLE, runtime, gpus, kind)
 }
 
 /// Runs one rank.
