@@ -129,6 +129,8 @@ fn attach(config: &Config, index: u32, bell: &Arc<Bell>) -> Result<Attached, i32
     let mut nic = Nic::new(nic, Box::new(fabric));
     if let Some(faults) = &config.faults {
         nic.set_faults(faults.clone());
+        // Faults that begin at time 0 hold before the program's first query of the device.
+        nic.step(Time::ZERO);
     }
     let nic = Shared::new(nic);
     let device = DeviceConfig {
