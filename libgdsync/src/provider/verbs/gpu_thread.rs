@@ -10,10 +10,13 @@ use std::sync::Arc;
 
 use gds_step::{Machine, MachineId, Step, Thread, Time};
 
-use super::thread::{Common, SharedRelay};
+use super::channel::Channel;
+use super::queues::DeviceQueues;
 use crate::env::Variable;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
+use crate::provider::relay::thread::Source as _;
+use crate::provider::relay::thread::{Common, SharedRelay};
 
 /// With this many processors, each thread has a processor to itself.
 const ENOUGH: usize = 4;
@@ -62,13 +65,13 @@ pub(super) fn wanted(gpu: &Gpu) -> Result<bool> {
 
 /// A machine of the GPU's driver that polls the rings of a NIC.
 struct Poller {
-    common: Arc<Common>,
-    relays: Vec<SharedRelay>,
+    common: Arc<Common<Channel>>,
+    relays: Vec<SharedRelay<DeviceQueues>>,
     seen: Option<u32>,
 }
 
 /// Makes the thread of `gpu` poll the rings from now on.
-pub(super) fn attach(common: &Arc<Common>) -> MachineId {
+pub(super) fn attach(common: &Arc<Common<Channel>>) -> MachineId {
     let machine = Poller {
         common: Arc::clone(common),
         relays: Vec::new(),
@@ -91,6 +94,6 @@ impl Machine for Poller {
     }
 
     fn name(&self) -> String {
-        format!("{}.relays", self.common.nic())
+        format!("{}.relays", self.common.source.name())
     }
 }

@@ -3,20 +3,14 @@
 //! Its queue pairs have rings in memory of the library, laid out as a ConnectX has them, so that
 //! requests, doorbells, waits and statuses are the same as on a ConnectX. A thread is the NIC of
 //! these rings: it posts their entries by `ibv_post_send` and `ibv_post_recv`, and writes the
-//! completions that `ibv_poll_cq` returns into the library's completion queues. [`translate`]
-//! converts one form into the other, [`relay`] is one queue pair, [`entries`] writes completion
-//! entries, [`handles`] maps numbers to the destinations of datagrams, [`queues`] has the device's
-//! objects, [`thread`] the thread. Ports, registrations and paths are as for any NIC
-//! ([`ibv`](super::ibv)). On a software GPU the GPU's thread may do the work of that thread:
-//! [`gpu_thread`].
+//! completions that `ibv_poll_cq` returns into the library's completion queues. Rings and thread are
+//! those of [`relay`](super::relay); [`queues`] has the device's objects, [`channel`] the events that
+//! end the thread's sleep. Ports, registrations and paths are as for any NIC ([`ibv`](super::ibv)).
+//! On a software GPU the GPU's thread may do the work of that thread: [`gpu_thread`].
 
-mod entries;
+mod channel;
 mod gpu_thread;
-mod handles;
 mod queues;
-mod relay;
-mod thread;
-mod translate;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,16 +21,15 @@ use gdsync_sys::verbs::consts::IBV_QPS_RESET;
 use gdsync_sys::verbs::types::ibv_device_attr;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
-use self::entries::{Entries, Kind as EntryKind};
-use self::handles::Handles;
+use self::channel::Channel;
 use self::queues::DeviceQueues;
-use self::relay::{Limits, Relay, Rings};
-use self::thread::{Common, SharedRelay};
-use self::translate::RingMemory;
 use super::ibv::IbvPort;
 use super::ibv::path::{self, Change};
+use super::relay::handles::{self, Handles};
+use super::relay::thread::{Common, SharedRelay};
+use super::relay::{Limits, Relay, Rings};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Gpu, Mapped, Region};
+use crate::gpu::{Gpu, Region};
 use crate::nic::{
     Access, Ah, AhAttr, Layout, MrKeys, Nic, NicChoice, PathSettings, PdId, PortAddress, Provider,
     QpAddress, QpMade, QpObjects, QpRings, Report, Transport,
@@ -55,7 +48,7 @@ const SOFT_ROCE: u32 = 0xff_ffff;
 
 /// One queue pair.
 struct Owned {
-    relay: SharedRelay,
+    relay: SharedRelay<DeviceQueues>,
     /// The registration of its send ring, for inline data.
     ring: MrKeys,
     path: PathSettings,
@@ -65,7 +58,7 @@ struct Owned {
 pub(crate) struct VerbsNic {
     base: IbvPort,
     attributes: ibv_device_attr,
-    common: Arc<Common>,
+    common: Arc<Common<Channel>>,
     thread: Option<JoinHandle<()>>,
     /// The machine on the GPU's thread that does the work, if the NIC has no thread.
     machine: Option<MachineId>,
@@ -80,17 +73,9 @@ impl VerbsNic {
         let context = base.context();
         let attributes = queues::attributes(context)?;
         let by_gpu = gpu_thread::wanted(gpu)?;
-        let common = Arc::new(Common::new(context, Arc::clone(gpu.host()), by_gpu)?);
-        let start = || {
-            let common = Arc::clone(&common);
-            std::thread::Builder::new()
-                .name("gds-verbs".to_owned())
-                .spawn(move || common.run())
-                .map_err(|e| {
-                    let what = format!("start of the thread gds-verbs failed: {e}");
-                    Error::new(OPEN, Kind::System, what).with_source(e)
-                })
-        };
+        let channel = Channel::new(context)?;
+        let common = Arc::new(Common::new(channel, Arc::clone(gpu.host()), by_gpu, OPEN)?);
+        let start = || common.spawn("gds-verbs", OPEN);
         let thread = (!by_gpu).then(start).transpose()?;
         let machine = by_gpu.then(|| gpu_thread::attach(&common));
         Ok(VerbsNic {
@@ -104,7 +89,7 @@ impl VerbsNic {
         })
     }
 
-    fn relay(&self, qpn: u32, operation: &'static str) -> Result<SharedRelay> {
+    fn relay(&self, qpn: u32, operation: &'static str) -> Result<SharedRelay<DeviceQueues>> {
         let gone = || {
             let what = format!("QP {qpn:#x} does not exist any more");
             Error::new(operation, Kind::WrongState, what)
@@ -146,11 +131,6 @@ impl VerbsNic {
             within(device.max_qp_rd_atom),
         )
     }
-}
-
-/// The CPU's view of a part of a region.
-fn part(region: &Region, offset: u64, len: usize) -> Result<Mapped> {
-    Ok(region.mapped()?.part(offset as usize, len))
 }
 
 impl Nic for VerbsNic {
@@ -218,8 +198,8 @@ impl Nic for VerbsNic {
 
     fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade> {
         const OPERATION: &str = "create queue pair";
-        let (send_region, send_at, blocks) = rings.send_ring;
-        let (recv_region, recv_at, slots, stride) = rings.recv_ring;
+        let (.., blocks) = rings.send_ring;
+        let (.., slots, stride) = rings.recv_ring;
         let wanted = Limits {
             sends: blocks as usize,
             receives: slots as usize,
@@ -237,7 +217,7 @@ impl Nic for VerbsNic {
             DeviceQueues::make(
                 self.base.context(),
                 raw,
-                self.common.channel,
+                self.common.source.raw,
                 wanted,
                 &self.attributes,
                 init,
@@ -245,41 +225,12 @@ impl Nic for VerbsNic {
             )?
         };
         let objects = queues.objects();
-        let send_bytes = blocks as usize * BASIC_BLOCK;
-        let entries = |(region, offset, log): (&Region, u64, u8), kind| -> Result<Entries> {
-            Ok(Entries {
-                ring: part(region, offset, crate::ring::cq::ENTRY << log)?,
-                log,
-                kind,
-                qpn,
-                next: rings.start,
-            })
-        };
-        let send = part(send_region, send_at, send_bytes)?;
-        let recv = part(recv_region, recv_at, slots as usize * stride as usize)?;
-        let record = part(rings.record.0, rings.record.1, 8)?;
-        let send_entries = entries(rings.send_cq, EntryKind::Send)?;
-        let recv_entries = entries(rings.recv_cq, EntryKind::Receive)?;
-        let ring = self.base.reg_mr(pd, send_region, Access::LOCAL_READ)?;
-        let relay = Relay::new(
-            queues,
-            Rings {
-                qpn,
-                start: rings.start,
-                record,
-                send,
-                send_memory: RingMemory {
-                    addr: send_region.addr().0 + send_at,
-                    len: send_bytes as u64,
-                    lkey: ring.lkey,
-                },
-                recv,
-                stride: stride as usize,
-                send_entries,
-                recv_entries,
-            },
-            limits,
-        );
+        let mut own = Rings::of(rings, qpn)?;
+        let ring = self
+            .base
+            .reg_mr(pd, rings.send_ring.0, Access::LOCAL_READ)?;
+        own.send_memory.lkey = ring.lkey;
+        let relay = Relay::new(queues, own, limits);
         let relay = Shared::new(match rings.transport {
             Transport::Rc => relay,
             Transport::Ud { .. } => relay.of_datagrams(Arc::clone(&self.handles)),

@@ -7,11 +7,11 @@ use gdsync_sys::verbs::Ibverbs;
 use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::*;
 
-use super::relay::{Limits, Queues};
 use crate::error::Result;
 use crate::nic::Transport;
 use crate::provider::ibv::path::{self, Change};
 use crate::provider::ibv::{Context, check, is_gone, refused_last};
+use crate::provider::relay::{Limits, Queues};
 
 const CREATE: &str = "create queue pair";
 
@@ -196,15 +196,6 @@ impl DeviceQueues {
         self.armed &= self.cq != cq;
     }
 
-    /// Requests an event for the next completion.
-    pub fn arm(&mut self) {
-        if !self.armed {
-            // SAFETY: a live completion queue.
-            let answer = unsafe { self.verbs().req_notify_cq(self.cq, false) };
-            self.armed = answer == 0;
-        }
-    }
-
     /// Destroys the objects. No call uses them any more.
     pub fn destroy(&mut self) {
         let (qp, cq) = (self.qp, self.cq);
@@ -267,6 +258,14 @@ impl Queues for DeviceQueues {
         let Err(e) = done else { return true };
         tracing::warn!(target: "gdsync", "{e}");
         !is_gone(&e)
+    }
+
+    fn arm(&mut self) {
+        if !self.armed {
+            // SAFETY: a live completion queue.
+            let answer = unsafe { self.verbs().req_notify_cq(self.cq, false) };
+            self.armed = answer == 0;
+        }
     }
 }
 

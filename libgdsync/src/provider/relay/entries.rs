@@ -10,7 +10,7 @@ use crate::ring::cq::ENTRY;
 
 /// The side of an entry: send or receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::provider) enum Kind {
     Send,
     Receive,
 }
@@ -18,7 +18,7 @@ pub(super) enum Kind {
 /// The writer of completion entries. It does not check whether entries were consumed: the rings
 /// never have more requests outstanding than the queue has room for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entries {
+pub(in crate::provider) struct Entries {
     pub ring: Mapped,
     pub log: u8,
     pub kind: Kind,

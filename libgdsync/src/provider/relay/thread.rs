@@ -1,24 +1,24 @@
-//! The thread of a NIC: it polls the rings of all its queue pairs, spins for a while after the last
-//! progress, then sleeps until a completion, a wake-up by the bell, or the end of a nap.
+//! The thread of a NIC whose queue pairs are relays: it polls their rings, spins for a while after the
+//! last progress, then sleeps until an event of the NIC, a wake-up by the bell, or the end of a nap.
 //!
 //! A stream's store does not wake the thread. So while streams still have work to post, a nap lasts
 //! an eighth of the time since the last progress, within limits: a store without a wake-up is seen
 //! after a delay of at most an eighth of the waiting time, and of at most 1 ms. If no posts are
 //! expected, the thread sleeps.
+//!
+//! A thread of the application that waits may poll the rings too ([`Common::assist`]). The NIC's
+//! thread then leaves the work and the NIC's events to it, until it has not polled for a while.
 
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gds_step::{Host, Machine as _, Mutex, Shared, Step, Time};
-use gdsync_sys::verbs::types::{ibv_comp_channel, ibv_cq};
 
-use super::OPEN;
-use super::queues::DeviceQueues;
-use super::relay::Relay;
-use crate::error::Result;
-use crate::provider::ibv::{Context, refused_last};
+use super::{Queues, Relay};
+use crate::error::{Error, Kind, Result};
 
 /// How long the thread spins after the last progress, as the driver's threads do.
 const SPIN: Duration = Duration::from_micros(500);
@@ -28,16 +28,43 @@ const SHORTEST_NAP: Duration = Duration::from_micros(40);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// The length of the sleep if no posts are expected; it only bounds the cost of a missed wake-up.
 const SLEEP: Duration = Duration::from_millis(100);
+/// How long after its last poll a thread that assists is expected to poll again.
+const ASSISTED: Duration = Duration::from_micros(500);
 
 /// A queue pair, shared by the thread and its owner.
-pub(super) type SharedRelay = Shared<Relay<DeviceQueues>>;
+pub(in crate::provider) type SharedRelay<Q> = Shared<Relay<Q>>;
+
+/// The NIC as its thread sees it.
+pub(in crate::provider) trait Source: Send + Sync {
+    type Queues: Queues;
+
+    /// The NIC's name.
+    fn name(&self) -> &str;
+
+    /// The descriptor that is ready while the NIC has events; negative: it has none any more.
+    fn fd(&self) -> RawFd;
+
+    /// Takes the events, after [`Source::fd`] was ready with `revents`. Returns whether there may be
+    /// work.
+    fn take_events(&self, relays: &[SharedRelay<Self::Queues>], revents: i16) -> bool;
+
+    /// Work of the NIC that is of no queue pair; returns whether there was any.
+    fn work(&self) -> bool {
+        false
+    }
+
+    /// Called before the thread sleeps. Returns whether there was work.
+    fn before_sleep(&self, relays: &[SharedRelay<Self::Queues>]) -> bool {
+        let _ = relays;
+        false
+    }
+}
 
 /// State shared by the thread and the NIC.
-pub(super) struct Common {
-    context: &'static Context,
-    pub channel: *mut ibv_comp_channel,
+pub(in crate::provider) struct Common<S: Source> {
+    pub source: S,
     host: Arc<dyn Host>,
-    relays: Mutex<Vec<SharedRelay>>,
+    relays: Mutex<Vec<SharedRelay<S::Queues>>>,
     /// Incremented after `relays` have changed under their lock; read relaxed, as a hint to read
     /// `relays` under the lock.
     changes: AtomicU32,
@@ -50,56 +77,58 @@ pub(super) struct Common {
     asleep: AtomicBool,
     /// Tells the thread to end; a wake-up by the bell follows.
     stop: AtomicBool,
-    /// Whether the device is lost. Used by the thread only: relaxed.
-    lost: AtomicBool,
+    start: Instant,
+    /// When another thread last polled the rings, in nanoseconds since `start`; a hint, so it is
+    /// relaxed. 0: never.
+    assisted: AtomicU64,
 }
 
-// SAFETY: libibverbs may be called from any thread with any of its objects.
-unsafe impl Send for Common {}
-// SAFETY: as above.
-unsafe impl Sync for Common {}
-
-impl Common {
-    /// A channel for events of the NIC's completion queues, and the other shared state.
-    pub fn new(context: &'static Context, host: Arc<dyn Host>, by_gpu: bool) -> Result<Common> {
+impl<S: Source + 'static> Common<S> {
+    /// # Errors
+    /// `System` if the system refuses a descriptor.
+    pub fn new(
+        source: S,
+        host: Arc<dyn Host>,
+        by_gpu: bool,
+        operation: &'static str,
+    ) -> Result<Common<S>> {
         // SAFETY: two numbers; the call returns a new descriptor, or -1.
         let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if bell < 0 {
-            return Err(refused_last(OPEN, "eventfd"));
+            let e = std::io::Error::last_os_error();
+            let what = format!("the call eventfd failed: {e}");
+            return Err(Error::new(operation, Kind::System, what).with_source(e));
         }
-        // SAFETY: the descriptor is new and has no other owner.
-        let bell = unsafe { OwnedFd::from_raw_fd(bell) };
-        // SAFETY: an open context.
-        let channel = unsafe { (context.verbs().ibv_create_comp_channel)(context.raw()) };
-        if channel.is_null() {
-            return Err(refused_last(OPEN, "ibv_create_comp_channel"));
-        }
-        let common = Common {
-            context,
-            channel,
+        Ok(Common {
+            source,
             host,
             relays: Mutex::default(),
             changes: AtomicU32::new(0),
-            bell,
+            // SAFETY: the descriptor is new and has no other owner.
+            bell: unsafe { OwnedFd::from_raw_fd(bell) },
             by_gpu,
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            lost: AtomicBool::new(false),
-        };
-        // An event may be taken back after `poll` has reported it and before it is read.
-        // SAFETY: a live channel's descriptor.
-        let answer = unsafe {
-            let flags = libc::fcntl((*channel).fd, libc::F_GETFL);
-            libc::fcntl((*channel).fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
-        };
-        if answer < 0 {
-            return Err(refused_last(OPEN, "fcntl of the completion channel"));
-        }
-        Ok(common)
+            start: Instant::now(),
+            assisted: AtomicU64::new(0),
+        })
+    }
+
+    /// Starts the thread `name`.
+    ///
+    /// # Errors
+    /// `System` if the system refuses a thread.
+    pub fn spawn(self: &Arc<Self>, name: &str, operation: &'static str) -> Result<JoinHandle<()>> {
+        let common = Arc::clone(self);
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        thread.spawn(move || common.run()).map_err(|e| {
+            let what = format!("start of the thread {name} failed: {e}");
+            Error::new(operation, Kind::System, what).with_source(e)
+        })
     }
 
     /// Changes the list of relays.
-    pub fn change(&self, change: impl FnOnce(&mut Vec<SharedRelay>)) {
+    pub fn change(&self, change: impl FnOnce(&mut Vec<SharedRelay<S::Queues>>)) {
         change(&mut self.relays.lock());
         self.changes.fetch_add(1, Ordering::Relaxed);
         self.ring();
@@ -110,13 +139,8 @@ impl Common {
         &self.host
     }
 
-    /// The NIC's name.
-    pub fn nic(&self) -> &str {
-        &self.context.name
-    }
-
     /// Takes over the list of relays if it has changed since `seen`.
-    pub fn follow(&self, relays: &mut Vec<SharedRelay>, seen: &mut Option<u32>) {
+    pub fn follow(&self, relays: &mut Vec<SharedRelay<S::Queues>>, seen: &mut Option<u32>) {
         let changes = self.changes.load(Ordering::Relaxed);
         if *seen != Some(changes) {
             *seen = Some(changes);
@@ -144,8 +168,24 @@ impl Common {
         self.ring();
     }
 
+    /// Polls every queue pair once, by a thread of the application that waits.
+    pub fn assist(&self) {
+        let since = self.start.elapsed().as_nanos() as u64;
+        self.assisted.store(since.max(1), Ordering::Relaxed);
+        // A list that changes is polled in the next call.
+        if let Some(mut relays) = self.relays.try_lock() {
+            self.round(&mut relays);
+        }
+    }
+
+    /// Whether another thread polls the rings.
+    fn is_assisted(&self) -> bool {
+        let last = self.assisted.load(Ordering::Relaxed);
+        last > 0 && self.start.elapsed() < Duration::from_nanos(last) + ASSISTED
+    }
+
     /// The loop of the thread.
-    pub fn run(&self) {
+    fn run(&self) {
         // With the default slack of 50 us, a nap of 40 us lasts 90 us. A refusal only costs time.
         // SAFETY: two numbers.
         let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_usize) };
@@ -154,7 +194,11 @@ impl Common {
         let mut last = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             self.follow(&mut relays, &mut seen);
-            if self.round(&mut relays) {
+            if self.is_assisted() {
+                self.nap(ASSISTED / 2, -1);
+                continue;
+            }
+            if self.round(&mut relays) | self.source.work() {
                 last = Instant::now();
                 continue;
             }
@@ -170,7 +214,7 @@ impl Common {
     }
 
     /// Polls every queue pair once; returns whether there was work.
-    fn round(&self, relays: &mut [SharedRelay]) -> bool {
+    fn round(&self, relays: &mut [SharedRelay<S::Queues>]) -> bool {
         let mut busy = false;
         for relay in relays {
             busy |= relay.step(Time::ZERO) == Step::Progress;
@@ -183,7 +227,12 @@ impl Common {
     }
 
     /// Sleeps, unless there is work after all. Returns whether there was work or a wake-up.
-    fn sleep(&self, relays: &mut [SharedRelay], seen: Option<u32>, idle: Duration) -> bool {
+    fn sleep(
+        &self,
+        relays: &mut [SharedRelay<S::Queues>],
+        seen: Option<u32>,
+        idle: Duration,
+    ) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         for relay in relays.iter() {
@@ -195,93 +244,49 @@ impl Common {
         }
         let news = self.stop.load(Ordering::Acquire)
             || seen != Some(self.changes.load(Ordering::Relaxed))
-            || self.round(relays);
-        let woken = news || self.nap(relays, idle);
+            || self.round(relays)
+            || self.source.before_sleep(relays);
+        let woken = news || self.nap_until_event(relays, idle);
         self.asleep.store(false, Ordering::Relaxed);
         woken
     }
 
-    fn nap(&self, relays: &[SharedRelay], idle: Duration) -> bool {
-        let awaits = relays
-            .iter()
-            .any(|relay| relay.with(|relay| relay.awaits()));
-        let nap = match awaits {
+    fn nap_until_event(&self, relays: &[SharedRelay<S::Queues>], idle: Duration) -> bool {
+        let awaits = |relay: &SharedRelay<S::Queues>| relay.with(|relay| relay.awaits());
+        let nap = match relays.iter().any(awaits) {
             true => (idle / 8).clamp(SHORTEST_NAP, LONGEST_NAP),
             false => SLEEP,
         };
+        let (rung, revents) = self.nap(nap, self.source.fd());
+        rung | (revents != 0 && self.source.take_events(relays, revents))
+    }
+
+    /// Sleeps for `nap`, until the bell, or until `fd` is ready. Returns whether the bell rang, and
+    /// what `fd` is ready for.
+    fn nap(&self, nap: Duration, fd: RawFd) -> (bool, i16) {
         let limit = libc::timespec {
             tv_sec: 0,
             tv_nsec: nap.subsec_nanos().into(),
-        };
-        let lost = self.lost.load(Ordering::Relaxed);
-        let lose = |relay: &SharedRelay| relay.with(|relay| relay.lose());
-        if lost && relays.iter().filter(|relay| lose(relay)).count() > 0 {
-            return true;
-        }
-        let channel = match lost {
-            // A lost channel would be ready for ever. `ppoll` ignores a negative descriptor.
-            true => -1,
-            // SAFETY: a channel lives as long as this.
-            false => unsafe { (*self.channel).fd },
         };
         let wait = |fd| libc::pollfd {
             fd,
             events: libc::POLLIN,
             revents: 0,
         };
-        let mut fds = [wait(self.bell.as_raw_fd()), wait(channel)];
+        // `ppoll` ignores a negative descriptor.
+        let mut fds = [wait(self.bell.as_raw_fd()), wait(fd)];
         // SAFETY: two entries, a time or none, and no mask.
         let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &limit, std::ptr::null()) };
         if ready <= 0 {
-            return false;
+            return (false, 0);
         }
-        if fds[0].revents != 0 {
+        let rung = fds[0].revents != 0;
+        if rung {
             let mut count = [0_u8; 8];
+            let (bell, len) = (self.bell.as_raw_fd(), count.len());
             // SAFETY: a live descriptor and eight bytes.
-            let _ = unsafe {
-                libc::read(
-                    self.bell.as_raw_fd(),
-                    count.as_mut_ptr().cast(),
-                    count.len(),
-                )
-            };
+            let _ = unsafe { libc::read(bell, count.as_mut_ptr().cast(), len) };
         }
-        if fds[1].revents != 0 {
-            self.take_events(relays);
-        }
-        if fds[1].revents & !libc::POLLIN != 0 {
-            // The kernel has taken the device from the process, which only the channel reports: no
-            // request completes any more, and no call changes that.
-            self.lost.store(true, Ordering::Relaxed);
-            tracing::warn!(target: "gdsync", "{} is lost: its requests fail", self.nic());
-        }
-        true
-    }
-
-    fn take_events(&self, relays: &[SharedRelay]) {
-        let verbs = self.context.verbs();
-        loop {
-            let (mut cq, mut own) = (std::ptr::null_mut::<ibv_cq>(), std::ptr::null_mut());
-            // SAFETY: a live channel, which does not block, and memory to write to.
-            if unsafe { (verbs.ibv_get_cq_event)(self.channel, &mut cq, &mut own) } != 0 {
-                return;
-            }
-            // SAFETY: the completion queue does not end before its events are acknowledged.
-            unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
-            for relay in relays {
-                relay.with(|relay| relay.queues.disarm(cq));
-            }
-        }
-    }
-}
-
-impl Drop for Common {
-    fn drop(&mut self) {
-        // SAFETY: made by `new`; no queue is left that uses it.
-        let answer = unsafe { (self.context.verbs().ibv_destroy_comp_channel)(self.channel) };
-        if answer != 0 {
-            let name = &self.context.name;
-            tracing::warn!(target: "gdsync", "destroy completion channel of {name}: {answer}");
-        }
+        (rung, fds[1].revents)
     }
 }

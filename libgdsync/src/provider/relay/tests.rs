@@ -8,7 +8,7 @@ use mlx5_prm::cqe::{Cqe64, EntryState, classify};
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::wqe::{SendWqe, Sge, encode_recv};
 
-use super::super::entries::Kind;
+use super::entries::Kind;
 use super::*;
 
 const QPN: u32 = 0x42;

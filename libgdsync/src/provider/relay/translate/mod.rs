@@ -18,7 +18,7 @@ use mlx5_prm::wqe::{
 
 /// The send ring, as the NIC may read it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RingMemory {
+pub(in crate::provider) struct RingMemory {
     /// Its address in the registration.
     pub addr: u64,
     /// Its length in bytes.
@@ -45,7 +45,7 @@ impl RingMemory {
 
 /// The limits of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Most {
+pub(in crate::provider) struct Most {
     /// Pieces.
     pub sges: usize,
     /// Bytes that are copied when the request is posted.
@@ -59,7 +59,7 @@ pub(super) struct Most {
 ///
 /// # Errors
 /// The syndrome of the completion of an invalid entry, or of one with more than `most` pieces.
-pub(super) fn send(
+pub(in crate::provider) fn send(
     bytes: &[u8],
     at: u64,
     ring: &RingMemory,
@@ -75,7 +75,7 @@ pub(super) fn send(
 ///
 /// # Errors
 /// As [`send`]; also for an entry that names no address handle.
-pub(super) fn datagram(
+pub(in crate::provider) fn datagram(
     bytes: &[u8],
     at: u64,
     ring: &RingMemory,
@@ -205,7 +205,7 @@ fn flags(flags: WqeFlags) -> c_uint {
 ///
 /// # Errors
 /// As [`send`].
-pub(super) fn receive(
+pub(in crate::provider) fn receive(
     slot: &[u8],
     limit: usize,
     sges: &mut Vec<ibv_sge>,
@@ -230,7 +230,7 @@ pub(super) fn receive(
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(in crate::provider) struct Outcome {
     /// The reason of the failure, if it failed, and the vendor's code.
     pub failure: Option<(Syndrome, u8)>,
     /// The opcode of a receive's completion entry.
@@ -243,7 +243,7 @@ pub(super) struct Outcome {
 }
 
 /// The outcome in a completion of verbs.
-pub(super) fn outcome(wc: &ibv_wc) -> Outcome {
+pub(in crate::provider) fn outcome(wc: &ibv_wc) -> Outcome {
     if wc.status != IBV_WC_SUCCESS {
         return Outcome {
             failure: Some((syndrome(wc.status), wc.vendor_err as u8)),
@@ -273,7 +273,7 @@ pub(super) fn outcome(wc: &ibv_wc) -> Outcome {
 }
 
 /// The syndrome for failures without one: a number that no NIC uses.
-pub(super) const UNNAMED: Syndrome = Syndrome(0xff);
+pub(in crate::provider) const UNNAMED: Syndrome = Syndrome(0xff);
 
 /// The syndrome for a status of verbs.
 fn syndrome(status: c_int) -> Syndrome {

@@ -1,10 +1,21 @@
-//! One queue pair between the library's rings and queues of verbs, as a step machine.
+//! A queue pair whose rings are in memory of the library, laid out as a ConnectX has them, and whose
+//! requests something else than a ConnectX executes: the queues of a verbs device, or a connection.
 //!
-//! The relay is the NIC of the rings: it reads entries up to the index in the doorbell record, in
-//! order, and writes completion entries, in order. It posts as many requests as the device takes;
-//! the others stay in the ring. Each request is signaled to the device, so that each end is
-//! reported; the relay writes an entry for the requests that asked for one. After a failure it
-//! writes one for every request, and flushes the requests that the device never got.
+//! [`Relay`] is one queue pair as a step machine, between its rings and [`Queues`]. It is the NIC of
+//! the rings: it reads entries up to the index in the doorbell record, in order, and writes
+//! completion entries, in order. It posts as many requests as the queues take; the others stay in
+//! the ring. Each request is signaled to the queues, so that each end is reported; the relay writes
+//! an entry for the requests that asked for one. After a failure it writes one for every request,
+//! and flushes the requests that the queues never got.
+//!
+//! [`translate`] converts entries to requests of verbs and completions of verbs to entries,
+//! [`entries`] writes completion entries, [`handles`] maps numbers to the destinations of datagrams,
+//! [`thread`] is the thread that polls the rings of a NIC.
+
+pub(in crate::provider) mod entries;
+pub(in crate::provider) mod handles;
+pub(in crate::provider) mod thread;
+pub(in crate::provider) mod translate;
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -17,10 +28,12 @@ use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{AvSeg, BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, WqeFlags, basic_blocks};
 
-use super::entries::Entries;
-use super::handles::Handles;
-use super::translate::{self, Outcome, UNNAMED};
-use crate::gpu::Mapped;
+use self::entries::{Entries, Kind as EntryKind};
+use self::handles::Handles;
+use self::translate::{Outcome, UNNAMED};
+use crate::error::Result;
+use crate::gpu::{Mapped, Region};
+use crate::nic::QpRings;
 use crate::ring::RingMemory as _;
 
 /// Bytes of the longest entry, and of the longest slot of a receive.
@@ -33,7 +46,7 @@ const LONGEST: u16 = 1 << 15;
 const RECEIVE: u64 = 1 << 63;
 
 /// The queues of verbs behind a relay.
-pub(super) trait Queues: Send {
+pub(in crate::provider) trait Queues: Send {
     /// Posts a send; returns 0 or an errno.
     fn post_send(&mut self, wr: &mut ibv_send_wr) -> c_int;
     /// Posts a receive; returns 0 or an errno.
@@ -43,11 +56,21 @@ pub(super) trait Queues: Send {
     /// Puts the queue pair in error. Returns whether its requests complete: a lost device does not
     /// complete them.
     fn to_error(&mut self) -> bool;
+    /// Executes work that needs no post, such as that of the peer; returns whether there was any.
+    fn progress(&mut self) -> bool {
+        false
+    }
+    /// Sends what was posted; returns whether there was any.
+    fn flush(&mut self) -> bool {
+        false
+    }
+    /// Requests an event for the next work, before the thread sleeps.
+    fn arm(&mut self) {}
 }
 
 /// The limits of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
+pub(in crate::provider) struct Limits {
     /// Outstanding requests.
     pub sends: usize,
     pub receives: usize,
@@ -60,7 +83,7 @@ pub(super) struct Limits {
 
 /// The rings of a queue pair.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rings {
+pub(in crate::provider) struct Rings {
     pub qpn: u32,
     pub start: u32,
     pub record: Mapped,
@@ -72,6 +95,45 @@ pub(super) struct Rings {
     pub stride: usize,
     pub send_entries: Entries,
     pub recv_entries: Entries,
+}
+
+impl Rings {
+    /// The rings of queue pair `qpn`. The caller sets the key of the send ring's memory.
+    ///
+    /// # Errors
+    /// Errors of a memory that the CPU cannot map.
+    pub fn of(rings: &QpRings<'_>, qpn: u32) -> Result<Rings> {
+        let part = |region: &Region, offset: u64, len: usize| -> Result<Mapped> {
+            Ok(region.mapped()?.part(offset as usize, len))
+        };
+        let (send_region, send_at, blocks) = rings.send_ring;
+        let (recv_region, recv_at, slots, stride) = rings.recv_ring;
+        let send_bytes = blocks as usize * BASIC_BLOCK;
+        let entries = |(region, offset, log): (&Region, u64, u8), kind| -> Result<Entries> {
+            Ok(Entries {
+                ring: part(region, offset, crate::ring::cq::ENTRY << log)?,
+                log,
+                kind,
+                qpn,
+                next: rings.start,
+            })
+        };
+        Ok(Rings {
+            qpn,
+            start: rings.start,
+            record: part(rings.record.0, rings.record.1, 8)?,
+            send: part(send_region, send_at, send_bytes)?,
+            send_memory: translate::RingMemory {
+                addr: send_region.addr().0 + send_at,
+                len: send_bytes as u64,
+                lkey: 0,
+            },
+            recv: part(recv_region, recv_at, slots as usize * stride as usize)?,
+            stride: stride as usize,
+            send_entries: entries(rings.send_cq, EntryKind::Send)?,
+            recv_entries: entries(rings.recv_cq, EntryKind::Receive)?,
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,7 +269,7 @@ impl Side {
 }
 
 /// The relay of one queue pair; see the module.
-pub(super) struct Relay<Q> {
+pub(in crate::provider) struct Relay<Q> {
     pub queues: Q,
     rings: Rings,
     limits: Limits,
@@ -330,10 +392,12 @@ impl<Q: Queues> Relay<Q> {
         if self.state == State::Down {
             return false;
         }
-        let mut busy = self.collect();
+        let mut busy = self.queues.progress();
+        busy |= self.collect();
         busy |= self.settle();
         busy |= self.read_sends();
         busy |= self.read_receives();
+        busy |= self.queues.flush();
         busy | self.settle()
     }
 

@@ -15,10 +15,10 @@ use crate::provider::ibv::Handle;
 /// The handles of a NIC: read for each datagram, changed when destinations are created and
 /// destroyed.
 #[derive(Default)]
-pub(super) struct Handles(RwLock<Table>);
+pub(in crate::provider) struct Handles(RwLock<Table>);
 
 #[derive(Default)]
-pub(super) struct Table {
+pub(in crate::provider) struct Table {
     by_number: BTreeMap<u64, Handle>,
     next: u64,
 }
@@ -53,7 +53,7 @@ impl Table {
 }
 
 /// The address vector that names the handle with this number.
-pub(super) fn address(number: u64) -> AvSeg {
+pub(in crate::provider) fn address(number: u64) -> AvSeg {
     let mut av = AvSeg::infiniband(0, 0, 0, 0);
     av.rgid[..8].copy_from_slice(&number.to_be_bytes());
     av
