@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::TcpOptions;
 use crate::env;
 use crate::error::{Error, Kind, Result};
 use crate::options::setters;
@@ -32,6 +33,9 @@ pub enum Provider {
     Verbs,
     /// The virtual ConnectX, in this process.
     Emulated,
+    /// No NIC: TCP connections carry the packets of queue pairs, and a CPU thread is their NIC. It
+    /// reaches every host that TCP reaches, and is never chosen by [`Provider::Auto`].
+    Tcp,
 }
 
 impl Provider {
@@ -45,6 +49,7 @@ impl Provider {
             ("mlx5", Provider::Mlx5),
             ("verbs", Provider::Verbs),
             ("emulated", Provider::Emulated),
+            ("tcp", Provider::Tcp),
         ],
         former_words: &[("rdma_core", "mlx5"), ("proxy", "verbs")],
     };
@@ -255,11 +260,14 @@ pub struct DeviceOptions {
     /// Whether a background thread serves the queue pairs. Without it, the caller calls
     /// [`Device::progress`](crate::rdma::Device::progress) about once a millisecond. Default: true.
     pub watched: bool,
+    /// The options of [`Provider::Tcp`].
+    pub tcp: TcpOptions,
 }
 
 setters! { DeviceOptions {
     provider: Provider,
     watched: bool,
+    tcp: TcpOptions,
 } optional {
     nic: NicChoice,
 } }
@@ -270,6 +278,7 @@ impl Default for DeviceOptions {
             provider: Provider::Auto,
             nic: None,
             watched: true,
+            tcp: TcpOptions::default(),
         }
     }
 }

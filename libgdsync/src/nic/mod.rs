@@ -12,6 +12,7 @@ mod address_serde;
 mod choice;
 mod events;
 mod path;
+mod tcp;
 
 use std::ops::BitOr;
 use std::time::Duration;
@@ -31,6 +32,7 @@ pub use choice::{DeviceOptions, NicChoice, Provider};
 pub use choice::{NicName, first_that_works};
 pub(crate) use events::{Events, Report};
 pub(crate) use path::{PathConfig, PathSettings, RETRIES};
+pub use tcp::TcpOptions;
 
 /// The rights of a registration, or of a queue pair (verbs: `IBV_ACCESS_*`). Local reading is
 /// always permitted. Sets are joined with `|`: `Access::LOCAL_WRITE | Access::REMOTE_READ`.
@@ -285,6 +287,8 @@ pub(crate) trait Nic: Send + Sync {
     fn destroy_qp(&self, objects: &QpObjects);
     /// Wakes a NIC that sleeps: the CPU has posted requests.
     fn ring(&self) {}
+    /// Executes work of the NIC by the calling thread, which waits and polls; does not block.
+    fn assist(&self) {}
     /// Makes receives of a queue pair of datagrams available that the CPU has posted: datagrams
     /// sent from now on find them.
     fn ring_receives(&self, _qpn: u32) {}

@@ -11,9 +11,12 @@ use std::time::Duration;
 use crate::env;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
-use crate::nic::{DeviceOptions, GID_INDEX, Nic, NicChoice, Provider, RAILS, first_that_works};
+use crate::nic::{
+    DeviceOptions, GID_INDEX, Nic, NicChoice, Provider, RAILS, TcpOptions, first_that_works,
+};
 use crate::provider::ibv;
 use crate::provider::mlx5::Mlx5Nic;
+use crate::provider::tcp;
 use crate::provider::verbs::VerbsNic;
 use crate::rdma::{Device, QpConfig, Rails};
 
@@ -50,6 +53,7 @@ impl Device {
         let named = NicChoice::resolve(options.nic.as_ref())?;
         let (nic, passed_over) = match options.provider.resolve()? {
             Provider::Auto => best(gpu, named.as_ref())?,
+            Provider::Tcp => (tcp::open(gpu, &options.tcp)?, Vec::new()),
             provider => (nic(gpu, provider, named.as_ref())?, Vec::new()),
         };
         Device::on(gpu, nic, options.watched, passed_over)
@@ -79,6 +83,18 @@ impl Device {
     /// As [`Device::mlx5`].
     pub fn verbs(gpu: &Gpu) -> Result<Device> {
         Device::driven_by(gpu, Provider::Verbs)
+    }
+
+    /// Opens a device without a NIC: TCP connections carry the packets of its queue pairs, and a CPU
+    /// thread is their NIC. It posts the requests of streams and executes those of the peers; atomics
+    /// are atomic among the operations of this device and, in host memory, of the CPU.
+    ///
+    /// # Errors
+    /// `System` if the operating system refuses a socket, a thread or random numbers; `Invalid` if the
+    /// host does not have the address that the options name; `Unsupported` on a simulated host.
+    pub fn tcp(gpu: &Gpu, options: TcpOptions) -> Result<Device> {
+        let provider = DeviceOptions::default().provider(Provider::Tcp);
+        Device::open_with(gpu, &provider.tcp(options))
     }
 
     fn driven_by(gpu: &Gpu, provider: Provider) -> Result<Device> {
@@ -122,7 +138,7 @@ impl Rails {
         let near = match provider {
             Provider::Mlx5 => ibv::near(gpu, true)?,
             Provider::Verbs => ibv::near(gpu, false)?,
-            Provider::Auto | Provider::Emulated => Vec::new(),
+            Provider::Auto | Provider::Emulated | Provider::Tcp => Vec::new(),
         };
         let mut devices = vec![first];
         for nic in near {
@@ -146,6 +162,7 @@ fn nic(gpu: &Gpu, provider: Provider, named: Option<&NicChoice>) -> Result<Arc<d
     Ok(match provider {
         Provider::Mlx5 => Arc::new(Mlx5Nic::open(gpu, named)?),
         Provider::Verbs => Arc::new(VerbsNic::open(gpu, named)?),
+        Provider::Tcp => tcp::open(gpu, &TcpOptions::default())?,
         Provider::Auto | Provider::Emulated => {
             VIRTUAL.ok_or_else(|| Error::not_built("open device", "emulated"))?(gpu)?
         }

@@ -24,7 +24,7 @@ mod verbs;
 
 pub use crate::nic::{
     Access, DeviceOptions, NicChoice, PortAddress, Provider, QpAddress, RAILS, RemoteMemory,
-    RemoteSpan, Transport,
+    RemoteSpan, TcpOptions, Transport,
 };
 pub use list::{Descriptor, Word, WordRef, post_on};
 pub use rails::{Rails, RailsMr};

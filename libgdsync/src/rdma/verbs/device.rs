@@ -139,6 +139,15 @@ impl Device {
         busy | flusher.is_some_and(|flusher| flusher.progress())
     }
 
+    /// Executes, by the calling thread, work that the CPU thread of [`Provider::Tcp`] would do, and
+    /// returns at once; with other providers it does nothing. A thread that polls for a completion or
+    /// for data of a peer may call it in each round: it spares the change of threads for each message.
+    /// While it does, and for half a millisecond afterwards, the CPU thread leaves the work to it.
+    #[inline]
+    pub fn assist(&self) {
+        self.nic().assist();
+    }
+
     /// The provider and the NIC as text for reports: `emulated nic0`.
     pub fn name(&self) -> String {
         format!("{} {}", self.0.nic.provider(), self.0.nic.name())
