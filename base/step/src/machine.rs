@@ -149,6 +149,11 @@ impl<M> Shared<M> {
         inner.waiting.fetch_sub(1, Ordering::Relaxed);
         f(&mut guard)
     }
+
+    /// As [`Shared::with`], without waiting; `None` if another thread has the machine.
+    pub fn try_with<R>(&self, f: impl FnOnce(&mut M) -> R) -> Option<R> {
+        self.0.machine.try_lock().map(|mut machine| f(&mut machine))
+    }
 }
 
 impl<M> Clone for Shared<M> {

@@ -149,7 +149,6 @@ impl Mapped {
     }
 
     /// Adds, wrapping; returns the previous value.
-    #[cfg(feature = "emulated")]
     pub fn fetch_add64(&self, offset: usize, add: u64) -> u64 {
         self.word64(offset).fetch_add(add, Ordering::AcqRel)
     }

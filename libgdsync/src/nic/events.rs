@@ -121,7 +121,6 @@ impl Events {
 
     /// Records that a queue pair failed. The first report counts, unless a later one reports that
     /// no entries follow.
-    #[cfg(feature = "emulated")]
     pub fn qp(&self, qpn: u32, report: Report) {
         self.change(|table| {
             if let Some(qp) = table.qps.get_mut(&qpn) {

@@ -287,6 +287,10 @@ pub(crate) trait Nic: Send + Sync {
     fn destroy_qp(&self, objects: &QpObjects);
     /// Wakes a NIC that sleeps: the CPU has posted requests.
     fn ring(&self) {}
+    /// As [`Nic::ring`], after a post of sends to this queue pair.
+    fn ring_sends(&self, _qpn: u32) {
+        self.ring();
+    }
     /// Executes work of the NIC by the calling thread, which waits and polls; does not block.
     fn assist(&self) {}
     /// Makes receives of a queue pair of datagrams available that the CPU has posted: datagrams

@@ -64,6 +64,14 @@ pub(in crate::provider) trait Queues: Send {
     fn flush(&mut self) -> bool {
         false
     }
+    /// Whether there is work that the end of a time causes, which the NIC's thread does.
+    fn needs_thread(&self) -> bool {
+        false
+    }
+    /// Whether the queue pair has failed, although none of its requests has.
+    fn has_failed(&self) -> bool {
+        false
+    }
     /// Requests an event for the next work, before the thread sleeps.
     fn arm(&mut self) {}
 }
@@ -393,6 +401,9 @@ impl<Q: Queues> Relay<Q> {
             return false;
         }
         let mut busy = self.queues.progress();
+        if self.queues.has_failed() && self.state == State::Up {
+            self.fail();
+        }
         busy |= self.collect();
         busy |= self.settle();
         busy |= self.read_sends();

@@ -168,14 +168,25 @@ impl<S: Source + 'static> Common<S> {
         self.ring();
     }
 
-    /// Polls every queue pair once, by a thread of the application that waits.
-    pub fn assist(&self) {
+    /// Advances one queue pair by the calling thread, or wakes the thread for it.
+    pub fn advance(&self, relay: &SharedRelay<S::Queues>) {
+        let advance = |relay: &mut Relay<S::Queues>| (relay.advance(), relay.queues.needs_thread());
+        let (busy, needs_thread) = relay.try_with(advance).unwrap_or((false, true));
+        if busy {
+            self.host.ring();
+        }
+        if needs_thread {
+            self.ring();
+        }
+    }
+
+    /// Polls every queue pair once, by a thread that waits. Returns whether there was work.
+    pub fn assist(&self) -> bool {
         let since = self.start.elapsed().as_nanos() as u64;
         self.assisted.store(since.max(1), Ordering::Relaxed);
         // A list that changes is polled in the next call.
-        if let Some(mut relays) = self.relays.try_lock() {
-            self.round(&mut relays);
-        }
+        let relays = self.relays.try_lock();
+        relays.is_some_and(|mut relays| self.round(&mut relays))
     }
 
     /// Whether another thread polls the rings.
@@ -196,6 +207,8 @@ impl<S: Source + 'static> Common<S> {
             self.follow(&mut relays, &mut seen);
             if self.is_assisted() {
                 self.nap(ASSISTED / 2, -1);
+                self.source.take_events(&relays, libc::POLLIN);
+                self.source.work();
                 continue;
             }
             if self.round(&mut relays) | self.source.work() {

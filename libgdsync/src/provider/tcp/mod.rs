@@ -1,14 +1,438 @@
-//! Queue pairs whose packets are carried by TCP: for hosts without an RDMA NIC.
+//! Queue pairs whose requests are carried by TCP: for hosts without an RDMA NIC.
+//!
+//! The rings of a queue pair are in memory of the library, and the CPU reads them
+//! ([`relay`](super::relay)). [`queues`] is one queue pair: it sends requests as frames ([`frame`])
+//! and executes those of the peer, in memory that is registered ([`memory`]); [`output`] and
+//! [`input`] are its two directions, [`seal`] encrypts them. [`wire`] is a connection; [`dial`]
+//! connects, [`door`] accepts, and both prove by [`greeting`] that they are of the same job.
+//! [`poller`] has all sockets of a device, [`address`] the address where peers connect to it.
+//!
+//! A thread of the device does the work, unless a thread of the application that waits does it
+//! ([`Nic::assist`]).
 
-use crate::error::{Error, Kind, Result};
-use crate::gpu::Gpu;
-use crate::nic::{Nic, TcpOptions};
+mod address;
+mod dial;
+mod door;
+mod frame;
+mod greeting;
+mod input;
+mod memory;
+mod output;
+mod poller;
+mod queues;
+mod seal;
+mod wire;
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-pub(crate) fn open(_gpu: &Gpu, _options: &TcpOptions) -> Result<Arc<dyn Nic>> {
-    Err(Error::new(
-        "open TCP device",
-        Kind::Unsupported,
-        "not built yet",
-    ))
+use gds_step::{Machine, MachineId, Shared as SharedMachine, Step, Thread, Time};
+use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
+
+use self::door::Door;
+use self::greeting::End;
+use self::memory::Registrations;
+use self::poller::Poller;
+use self::queues::{Shared, TcpQueues};
+use self::wire::Sockets;
+use super::relay::thread::{Common, SharedRelay};
+use super::relay::{Limits, Relay, Rings};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Gpu, Region};
+use crate::nic::{
+    Access, Ah, AhAttr, Events, Layout, MrKeys, Nic, PathSettings, PdId, PortAddress, Provider,
+    QpAddress, QpMade, QpObjects, QpRings, Report, TcpOptions,
+};
+
+/// The operation of opening, for errors.
+const OPEN: &str = "open TCP device";
+/// Outstanding requests of a queue pair; further ones stay in its ring.
+const REQUESTS: usize = 256;
+/// Bytes of inline data of a request, at most: those of the longest entry.
+const INLINE: usize = 1024;
+/// Retries, for the time limit of a connection.
+const RETRIES: u8 = 7;
+/// The shortest time limit of a connection.
+const SHORTEST: Duration = Duration::from_secs(5);
+/// How long a device that is dropped waits for the end of its peers' bytes.
+const LAST: Duration = Duration::from_millis(50);
+/// With this many processors, the threads of GPU and device have one each.
+const ENOUGH: usize = 4;
+
+/// Why a connection is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    Greeting(&'static str),
+    Frame(&'static str),
+    Closed,
+    /// An error of the system, by number.
+    Connection(i32),
+    /// The peer's queue pair is not there.
+    NotNow,
+    Late,
+    Refused,
+    Stopped,
+    Gpu,
+}
+
+impl Broken {
+    fn of(e: &io::Error) -> Broken {
+        Broken::Connection(e.raw_os_error().unwrap_or(0))
+    }
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Broken::Greeting(why) => write!(f, "the greeting of the other side is refused: {why}"),
+            Broken::Frame(why) => write!(f, "a frame of the other side is invalid: {why}"),
+            Broken::Closed => write!(f, "the other side has closed the connection"),
+            Broken::Connection(errno) => write!(f, "{}", io::Error::from_raw_os_error(*errno)),
+            Broken::NotNow => write!(f, "the queue pair of the other side is not connected"),
+            Broken::Late => write!(f, "the other side did not answer in time"),
+            Broken::Refused => write!(f, "a request was refused"),
+            Broken::Stopped => write!(f, "the queue pair was put in error"),
+            Broken::Gpu => write!(f, "the memory of the GPU cannot be accessed"),
+        }
+    }
+}
+
+/// Random bytes.
+fn random() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    // A request of at most 256 bytes is not cut short.
+    let n = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    match n == bytes.len() {
+        true => Ok(bytes),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// One of the library's own connections: an end of the sockets of this process.
+struct TcpNic {
+    name: String,
+    at: SocketAddr,
+    shared: Arc<Shared>,
+    common: Arc<Common<Door>>,
+    thread: Option<JoinHandle<()>>,
+    /// The machine by which the thread of a software GPU assists.
+    machine: Option<MachineId>,
+    pds: AtomicU32,
+    qpns: AtomicU32,
+}
+
+pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
+    let system = |call: &str, e: io::Error| {
+        let what = format!("{call} failed: {e}");
+        Error::new(OPEN, Kind::System, what).with_source(e)
+    };
+    let ip = options.address.unwrap_or_else(address::default);
+    let listener = TcpListener::bind((ip, 0)).map_err(|e| match e.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            let what = format!("this host does not have the address {ip}");
+            Error::new(OPEN, Kind::Invalid, what).with_source(e)
+        }
+        _ => system(&format!("listening on {ip}"), e),
+    })?;
+    let at = listener
+        .local_addr()
+        .map_err(|e| system("getsockname", e))?;
+    let random = || random().map_err(|e| system("getrandom", e));
+    let [a, b, c, d, e, f, g, h, ..] = random()?;
+    let shared = Arc::new(Shared {
+        registrations: Registrations::default(),
+        poller: Poller::new().map_err(|e| system("epoll_create", e))?,
+        node: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        key: options.key.map_or_else(random, Ok)?,
+        encrypted: options.encrypted,
+        atomics: Default::default(),
+        events: Events::default(),
+    });
+    let name = at.to_string();
+    let door = Door::new(name.clone(), Arc::clone(&shared), listener);
+    let door = door.map_err(|e| system("the call epoll_ctl", e))?;
+    let common = Arc::new(Common::new(door, Arc::clone(gpu.host()), false, OPEN)?);
+    let thread = Some(common.spawn("gds-tcp", OPEN)?);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let machine = (gpu.is_software() && processors < ENOUGH).then(|| {
+        let assistant = Assistant(Arc::clone(&common));
+        gpu.host().attach(Thread::Device, Box::new(assistant))
+    });
+    Ok(Arc::new(TcpNic {
+        name,
+        at,
+        shared,
+        common,
+        thread,
+        machine,
+        pds: AtomicU32::new(1),
+        qpns: AtomicU32::new(1),
+    }))
+}
+
+/// The thread of a software GPU assists while streams run: with few processors two threads that spin
+/// would take turns at the scheduler's pace.
+struct Assistant(Arc<Common<Door>>);
+
+impl Machine for Assistant {
+    fn step(&mut self, _: Time) -> Step {
+        match self.0.assist() {
+            true => Step::Progress,
+            false => Step::IdleUntil(None),
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("{}.assistant", self.0.source.name)
+    }
+}
+
+impl TcpNic {
+    fn relay(&self, qpn: u32, operation: &'static str) -> Result<SharedRelay<TcpQueues>> {
+        let gone = || {
+            let what = format!("QP {qpn:#x} does not exist any more");
+            Error::new(operation, Kind::WrongState, what)
+        };
+        let qps = self.common.source.qps.lock();
+        qps.get(&qpn).cloned().ok_or_else(gone)
+    }
+
+    /// How long a peer may show no sign of life; `None`: for any time.
+    fn limit(path: &PathSettings) -> Option<Duration> {
+        path.retry_time(RETRIES).map(|limit| limit.max(SHORTEST))
+    }
+}
+
+impl Nic for TcpNic {
+    fn provider(&self) -> Provider {
+        Provider::Tcp
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn node(&self) -> u64 {
+        self.shared.node
+    }
+
+    fn port(&self) -> Option<PortAddress> {
+        Some(address::port(self.at))
+    }
+
+    fn layout(&self) -> Layout {
+        Layout {
+            align: BASIC_BLOCK,
+            most_pieces: usize::MAX,
+            // Not read by a device: the doorbell record is enough.
+            takes_uar: true,
+            // The CPU polls the queues all the time.
+            device_queues: false,
+        }
+    }
+
+    fn alloc_pd(&self) -> Result<PdId> {
+        Ok(PdId(self.pds.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    fn dealloc_pd(&self, _: PdId) {}
+
+    fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys> {
+        Ok(self.shared.registrations.add(pd, region, access))
+    }
+
+    fn dereg_mr(&self, keys: MrKeys) {
+        self.shared.registrations.remove(keys);
+    }
+
+    fn keeps_order(&self) -> bool {
+        true
+    }
+
+    fn holds(&self, _: &Region) -> usize {
+        1
+    }
+
+    fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade> {
+        if rings.transport.is_ud() {
+            let what = "TCP carries no datagrams; connect the queue pair, or use a NIC";
+            return Err(Error::new("create queue pair", Kind::Unsupported, what));
+        }
+        let qpn = self.qpns.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
+        let (.., slots, stride) = rings.recv_ring;
+        let limits = Limits {
+            sends: REQUESTS,
+            receives: slots as usize,
+            send_sges: usize::MAX,
+            recv_sges: stride as usize / SEGMENT,
+            inline: INLINE,
+        };
+        let mut own = Rings::of(rings, qpn)?;
+        let ring = self.reg_mr(pd, rings.send_ring.0, Access::LOCAL_READ)?;
+        own.send_memory.lkey = ring.lkey;
+        let limit = TcpNic::limit(&rings.path);
+        let queues = TcpQueues::new(&self.shared, pd, rings.access, ring, limit);
+        let relay = SharedMachine::new(Relay::new(queues, own, limits));
+        self.shared.events.add(qpn, Vec::new(), 1, None);
+        self.common.source.qps.lock().insert(qpn, relay.clone());
+        self.common.change(|relays| relays.push(relay));
+        Ok(QpMade {
+            objects: QpObjects {
+                qpn,
+                start: rings.start,
+            },
+            doorbell: None,
+        })
+    }
+
+    fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
+        const OPERATION: &str = "connect";
+        let Some(at) = address::socket(peer) else {
+            let what = format!(
+                "QP {:#x} of the peer is of a NIC, and this one is carried by TCP; use the same \
+                 provider on both sides",
+                peer.qpn
+            );
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        };
+        let own = End {
+            node: self.shared.node,
+            qpn,
+            psn,
+        };
+        let there = End {
+            node: peer.node,
+            qpn: peer.qpn,
+            psn: peer.psn,
+        };
+        let itself = match own == there {
+            false => None,
+            true => Some(Sockets::to_itself(&self.shared.poller).map_err(|e| {
+                let what = format!("the call socketpair failed: {e}");
+                Error::new(OPERATION, Kind::System, what).with_source(e)
+            })?),
+        };
+        self.relay(qpn, OPERATION)?.with(|relay| {
+            match itself {
+                Some(wire) => relay.queues.connect_to_itself([own; 2], Box::new(wire)),
+                // Of the two sides, one connects.
+                None => relay
+                    .queues
+                    .connect([own, there], (own < there).then_some(at)),
+            }
+            relay.up();
+            relay.receive();
+        });
+        self.common.ring();
+        Ok(())
+    }
+
+    fn activate_qp(&self, _: u32, _: u32, _: u32) -> Result<()> {
+        let what = "TCP carries no datagrams";
+        Err(Error::new("activate", Kind::Unsupported, what))
+    }
+
+    fn create_ah(&self, _: PdId, _: &AhAttr) -> Result<Ah> {
+        let what = "TCP carries no datagrams";
+        Err(Error::new("create destination", Kind::Unsupported, what))
+    }
+
+    fn destroy_ah(&self, _: u64) {}
+
+    fn modify_to_error(&self, qpn: u32) -> bool {
+        if let Ok(relay) = self.relay(qpn, "modify to error") {
+            relay.with(|relay| relay.fail());
+            self.common.ring();
+        }
+        true
+    }
+
+    fn reset_qp(&self, qpn: u32) -> Result<()> {
+        self.relay(qpn, "reset queue pair")?.with(|relay| {
+            relay.queues.reset();
+            relay.down();
+        });
+        self.shared.events.reset(qpn);
+        Ok(())
+    }
+
+    fn reports(&self) -> u32 {
+        self.shared.events.changes()
+    }
+
+    fn report(&self, qpn: u32, now: Time) -> Report {
+        self.shared.events.of(qpn, now)
+    }
+
+    fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>> {
+        let relay = self.relay(objects.qpn, "query completion queues")?;
+        let (send, recv) = relay.with(|relay| relay.positions());
+        Ok(Some((send.into(), recv.into())))
+    }
+
+    fn destroy_qp(&self, objects: &QpObjects) {
+        let Some(relay) = self.common.source.qps.lock().remove(&objects.qpn) else {
+            return;
+        };
+        self.shared.events.forget(objects.qpn);
+        // The thread may hold the relay for a while: the connection is closed now.
+        let ring = relay.with(|relay| {
+            relay.queues.reset();
+            relay.down();
+            relay.queues.ring()
+        });
+        self.common
+            .change(|relays| relays.retain(|other| !other.is(&relay)));
+        self.dereg_mr(ring);
+    }
+
+    fn ring(&self) {
+        self.common.ring();
+    }
+
+    fn ring_sends(&self, qpn: u32) {
+        // By the thread that posts: no change of threads before the first byte.
+        if let Ok(relay) = self.relay(qpn, "post send") {
+            self.common.advance(&relay);
+        }
+    }
+
+    fn assist(&self) {
+        self.common.assist();
+    }
+
+    fn expects(&self) -> bool {
+        true
+    }
+
+    fn expect(&self, qpn: u32, send: u32, recv: u32) {
+        if let Ok(relay) = self.relay(qpn, "expect posts") {
+            relay.with(|relay| relay.expect(send, recv));
+            self.common.ring();
+        }
+    }
+}
+
+impl Drop for TcpNic {
+    fn drop(&mut self) {
+        if let Some(machine) = self.machine.take() {
+            self.common.host().detach(machine);
+        }
+        self.common.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was reported where it happened.
+            let _ = thread.join();
+        }
+        self.common.source.qps.lock().clear();
+        self.common.change(Vec::clear);
+        let end = Instant::now() + LAST;
+        while self.shared.poller.sweep() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }

@@ -306,7 +306,8 @@ impl QpCore {
         fence(Ordering::SeqCst);
         let register = &self.addrs.doorbell.cpu;
         register.store64_fenced(0, u64::from_ne_bytes(doorbell));
-        self.ring_nic();
+        self.host.ring();
+        self.nic.ring_sends(self.qpn());
     }
 
     /// Wakes a sleeping NIC, because streams are about to post.

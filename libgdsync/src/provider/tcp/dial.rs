@@ -1,0 +1,201 @@
+//! [`Dial`]: the side of a connection that connects: it tries again until the peer accepts.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::Broken;
+use super::greeting::{
+    CLAIM, Claim, Key, Nonce, OPENING, Session, VERDICT, Verdict, opening, read_opening,
+};
+use super::poller::Poller;
+use super::wire::{self, Sockets, Wire};
+
+/// The time between two attempts: the first, and the longest.
+const FIRST: Duration = Duration::from_millis(2);
+const LONGEST: Duration = Duration::from_millis(200);
+/// The time limit of one attempt.
+const ATTEMPT: Duration = Duration::from_secs(10);
+
+pub struct Dial {
+    to: SocketAddr,
+    claim: Claim,
+    key: Key,
+    poller: Poller,
+    /// The limit of the connection; see [`wire::prepare`].
+    limit: Option<Duration>,
+    attempt: Option<Attempt>,
+    next: Instant,
+    pause: Duration,
+    /// Whether a reason why an attempt failed was logged.
+    logged: bool,
+}
+
+/// One connection until its greeting ends.
+struct Attempt {
+    stream: TcpStream,
+    nonce: Nonce,
+    stage: Stage,
+    until: Instant,
+    got: Vec<u8>,
+}
+
+enum Stage {
+    /// The system connects.
+    Connecting,
+    /// The peer's opening is awaited.
+    Opening,
+    /// The peer's verdict is awaited.
+    Claimed(Box<(Session, [u8; CLAIM])>),
+}
+
+/// Reads until `into` has `len` bytes. Returns whether it has.
+pub fn fill(stream: &mut TcpStream, into: &mut Vec<u8>, len: usize) -> Result<bool, Broken> {
+    let mut bytes = [0; 128];
+    while into.len() < len {
+        // Not a byte of what follows the greeting.
+        let room = &mut bytes[..len - into.len()];
+        match stream.read(room) {
+            Ok(0) => return Err(Broken::Closed),
+            Ok(n) => into.extend_from_slice(&bytes[..n]),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Broken::of(&e)),
+        }
+    }
+    Ok(true)
+}
+
+/// Writes a message of a greeting, for which a new connection has room.
+pub fn put(stream: &mut TcpStream, bytes: &[u8]) -> Result<(), Broken> {
+    match stream.write(bytes) {
+        Ok(n) if n == bytes.len() => Ok(()),
+        Ok(_) => Err(Broken::Greeting("it takes no bytes")),
+        Err(e) => Err(Broken::of(&e)),
+    }
+}
+
+impl Dial {
+    pub fn new(
+        to: SocketAddr,
+        claim: Claim,
+        key: Key,
+        poller: Poller,
+        limit: Option<Duration>,
+    ) -> Dial {
+        Dial {
+            to,
+            claim,
+            key,
+            poller,
+            limit,
+            attempt: None,
+            next: Instant::now(),
+            pause: FIRST,
+            logged: false,
+        }
+    }
+
+    /// Goes on. Returns the connection, and the keys of what this side and the peer send, once the
+    /// peer has accepted it.
+    pub fn step(&mut self) -> Option<(Box<dyn Wire>, [Key; 2])> {
+        let now = Instant::now();
+        let outcome = match &mut self.attempt {
+            None if now < self.next => return None,
+            None => self.begin(now).map(|()| None),
+            Some(attempt) if now > attempt.until => Err(Broken::Late),
+            Some(attempt) => attempt.step(self.key, &self.claim),
+        };
+        match outcome {
+            Ok(None) => None,
+            Ok(Some(keys)) => {
+                let stream = self.attempt.take()?.stream;
+                match wire::prepare(&stream, self.limit) {
+                    Ok(()) => Some((Box::new(Sockets::over(stream, &self.poller)), keys)),
+                    Err(e) => {
+                        self.again(now, Broken::of(&e));
+                        None
+                    }
+                }
+            }
+            Err(why) => {
+                self.again(now, why);
+                None
+            }
+        }
+    }
+
+    fn begin(&mut self, now: Instant) -> Result<(), Broken> {
+        let stream = wire::connect(self.to).map_err(|e| Broken::of(&e))?;
+        self.poller.add(&stream, true).map_err(|e| Broken::of(&e))?;
+        self.attempt = Some(Attempt {
+            stream,
+            nonce: super::random().map_err(|_| Broken::Greeting("no random numbers"))?,
+            stage: Stage::Connecting,
+            until: now + ATTEMPT,
+            got: Vec::new(),
+        });
+        Ok(())
+    }
+
+    fn again(&mut self, now: Instant, why: Broken) {
+        self.attempt = None;
+        self.next = now + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST);
+        let [from, to] = [self.claim.from, self.claim.to];
+        let serious = matches!(why, Broken::Greeting(_) | Broken::Closed);
+        if serious && !std::mem::replace(&mut self.logged, true) {
+            tracing::warn!(
+                target: "gdsync",
+                "QP {:#x} cannot connect to QP {:#x} at {} and tries again: {why}",
+                from.qpn, to.qpn, self.to
+            );
+        }
+    }
+}
+
+impl Attempt {
+    fn step(&mut self, key: Key, claim: &Claim) -> Result<Option<[Key; 2]>, Broken> {
+        loop {
+            match &self.stage {
+                Stage::Connecting => {
+                    if let Some(e) = self.stream.take_error().map_err(|e| Broken::of(&e))? {
+                        return Err(Broken::of(&e));
+                    }
+                    if self.stream.peer_addr().is_err() {
+                        return Ok(None);
+                    }
+                    put(&mut self.stream, &opening(&self.nonce))?;
+                    self.stage = Stage::Opening;
+                }
+                Stage::Opening => {
+                    if !fill(&mut self.stream, &mut self.got, OPENING)? {
+                        return Ok(None);
+                    }
+                    let theirs = self.got.first_chunk().map(read_opening);
+                    let theirs = theirs.ok_or(Broken::Closed)??;
+                    let session = Session::new(key, [self.nonce, theirs]);
+                    let bytes = session.claim(claim);
+                    put(&mut self.stream, &bytes)?;
+                    self.got.clear();
+                    self.stage = Stage::Claimed(Box::new((session, bytes)));
+                }
+                Stage::Claimed(claimed) => {
+                    if !fill(&mut self.stream, &mut self.got, VERDICT)? {
+                        return Ok(None);
+                    }
+                    let (session, bytes) = &**claimed;
+                    let verdict = self.got.first_chunk();
+                    let verdict = verdict.map(|verdict| session.read_verdict(bytes, verdict));
+                    return match verdict.ok_or(Broken::Closed)?? {
+                        Verdict::Welcome => Ok(Some(session.keys(bytes))),
+                        Verdict::NotNow => Err(Broken::NotNow),
+                        Verdict::Encryption => Err(Broken::Greeting(
+                            "only one of the two devices encrypts; use the same setting for both",
+                        )),
+                    };
+                }
+            }
+        }
+    }
+}

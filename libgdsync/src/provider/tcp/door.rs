@@ -1,0 +1,247 @@
+//! The side of connections that accepts: strangers have a time limit and a maximum number until they
+//! have proven that they have the key of the job.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gds_step::Mutex;
+
+use super::Broken;
+use super::dial::{fill, put};
+use super::greeting::{CLAIM, Claim, OPENING, Session, Verdict, opening, read_opening};
+use super::queues::{Offer, Shared, TcpQueues};
+use super::wire::{self, Sockets, Wire};
+use crate::provider::relay::thread::{SharedRelay, Source};
+
+/// Maximum number of connections without a proof; beyond it the oldest is closed.
+const STRANGERS: usize = 64;
+/// Time limit of a connection until its proof.
+const PROOF: Duration = Duration::from_secs(5);
+/// Maximum number of proven connections that wait for their queue pair, and their time limit.
+const EARLY: usize = 4096;
+const WAIT: Duration = Duration::from_secs(30);
+/// Connections that are accepted in one step.
+const STEP: usize = 16;
+/// How many calls of a thread that does not sleep are without a look for new connections.
+const SELDOM: u32 = 64;
+
+struct Stranger {
+    stream: TcpStream,
+    since: Instant,
+    got: Vec<u8>,
+    session: Option<Session>,
+}
+
+/// A connection with a proof.
+struct Guest {
+    stream: TcpStream,
+    since: Instant,
+    session: Session,
+    bytes: [u8; CLAIM],
+    claim: Claim,
+}
+
+#[derive(Default)]
+struct Hall {
+    strangers: VecDeque<Stranger>,
+    guests: VecDeque<Guest>,
+    /// Number of calls, and the events that have been followed.
+    calls: u32,
+    events: u32,
+}
+
+pub struct Door {
+    pub name: String,
+    pub shared: Arc<Shared>,
+    listener: TcpListener,
+    hall: Mutex<Hall>,
+    /// The queue pairs by number.
+    pub qps: Mutex<BTreeMap<u32, SharedRelay<TcpQueues>>>,
+}
+
+impl Stranger {
+    /// The proven claim, once it is there.
+    fn step(&mut self, shared: &Shared) -> Result<Option<([u8; CLAIM], Claim)>, Broken> {
+        if self.session.is_none() {
+            if !fill(&mut self.stream, &mut self.got, OPENING)? {
+                return Ok(None);
+            }
+            let theirs = self.got.first_chunk().map(read_opening);
+            let theirs = theirs.ok_or(Broken::Closed)??;
+            let ours = super::random().map_err(|_| Broken::Closed)?;
+            put(&mut self.stream, &opening(&ours))?;
+            self.session = Some(Session::new(shared.key, [theirs, ours]));
+            self.got.clear();
+        }
+        if !fill(&mut self.stream, &mut self.got, CLAIM)? {
+            return Ok(None);
+        }
+        let (Some(session), Some(bytes)) = (&self.session, self.got.first_chunk()) else {
+            return Ok(None);
+        };
+        Ok(Some((*bytes, session.read_claim(bytes)?)))
+    }
+}
+
+impl Door {
+    pub fn new(name: String, shared: Arc<Shared>, listener: TcpListener) -> io::Result<Door> {
+        listener.set_nonblocking(true)?;
+        shared.poller.add(&listener, false)?;
+        Ok(Door {
+            name,
+            shared,
+            listener,
+            hall: Mutex::default(),
+            qps: Mutex::default(),
+        })
+    }
+
+    /// Accepts new connections; returns whether there was any.
+    fn accept(&self, hall: &mut Hall) -> bool {
+        for count in 0..STEP {
+            // Without room for descriptors the connection stays in the system's queue.
+            let Ok((stream, _)) = self.listener.accept() else {
+                return count > 0;
+            };
+            let ready = stream.set_nonblocking(true);
+            if ready.is_err() || self.shared.poller.add(&stream, false).is_err() {
+                continue;
+            }
+            if hall.strangers.len() == STRANGERS {
+                hall.strangers.pop_front();
+            }
+            hall.strangers.push_back(Stranger {
+                stream,
+                since: Instant::now(),
+                got: Vec::new(),
+                session: None,
+            });
+        }
+        true
+    }
+
+    fn read_proofs(&self, hall: &mut Hall) -> bool {
+        let mut busy = false;
+        for _ in 0..hall.strangers.len() {
+            let Some(mut stranger) = hall.strangers.pop_front() else {
+                break;
+            };
+            match stranger.step(&self.shared) {
+                Ok(None) if stranger.since.elapsed() < PROOF => hall.strangers.push_back(stranger),
+                Ok(None) => busy = true,
+                Ok(Some((bytes, claim))) => {
+                    busy = true;
+                    if let Some(session) = stranger.session
+                        && hall.guests.len() < EARLY
+                    {
+                        hall.guests.push_back(Guest {
+                            stream: stranger.stream,
+                            since: Instant::now(),
+                            session,
+                            bytes,
+                            claim,
+                        });
+                    }
+                }
+                Err(why) => {
+                    busy = true;
+                    tracing::debug!(target: "gdsync", "{}: a connection is refused: {why}", self.name);
+                }
+            }
+        }
+        busy
+    }
+
+    /// Hands a guest to its queue pair; returns it if that is not connected yet.
+    fn lead(&self, guest: Guest) -> Option<Guest> {
+        let relay = self.qps.lock().get(&guest.claim.to.qpn).cloned();
+        let relay = relay.filter(|_| guest.claim.to.node == self.shared.node);
+        let Guest {
+            stream,
+            since,
+            session,
+            bytes,
+            claim,
+        } = guest;
+        let mut stream = Some(stream);
+        let open = |limit| {
+            let mut stream = stream.take()?;
+            put(&mut stream, &session.verdict(&bytes, Verdict::Welcome)).ok()?;
+            wire::prepare(&stream, limit).ok()?;
+            Some(Box::new(Sockets::over(stream, &self.shared.poller)) as Box<dyn Wire>)
+        };
+        let offer = match relay {
+            None => Offer::Refused(Verdict::NotNow),
+            Some(relay) => {
+                relay.with(|relay| relay.queues.offer(&claim, session.keys(&bytes), open))
+            }
+        };
+        let mut stream = stream?;
+        match offer {
+            Offer::Later if since.elapsed() < WAIT => Some(Guest {
+                stream,
+                since,
+                session,
+                bytes,
+                claim,
+            }),
+            Offer::Later | Offer::Taken => None,
+            Offer::Refused(verdict) => {
+                let _ = put(&mut stream, &session.verdict(&bytes, verdict));
+                None
+            }
+        }
+    }
+
+    fn lead_guests(&self, hall: &mut Hall) -> bool {
+        let mut busy = false;
+        for _ in 0..hall.guests.len() {
+            let Some(guest) = hall.guests.pop_front() else {
+                break;
+            };
+            match self.lead(guest) {
+                Some(guest) => hall.guests.push_back(guest),
+                None => busy = true,
+            }
+        }
+        busy
+    }
+}
+
+impl Source for Door {
+    type Queues = TcpQueues;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn fd(&self) -> RawFd {
+        self.shared.poller.fd()
+    }
+
+    fn take_events(&self, _: &[SharedRelay<TcpQueues>], _: i16) -> bool {
+        self.shared.poller.look()
+    }
+
+    fn work(&self) -> bool {
+        let hall = &mut *self.hall.lock();
+        hall.calls = hall.calls.wrapping_add(1);
+        if hall.calls.is_multiple_of(SELDOM) {
+            self.shared.poller.look();
+        }
+        let events = self.shared.poller.events();
+        let news = std::mem::replace(&mut hall.events, events) != events;
+        if !news && hall.strangers.is_empty() && hall.guests.is_empty() {
+            return false;
+        }
+        let mut busy = news && self.accept(hall);
+        busy |= self.read_proofs(hall);
+        busy |= self.lead_guests(hall);
+        self.shared.poller.sweep();
+        busy
+    }
+}

@@ -1,0 +1,248 @@
+//! What a queue pair receives: a buffer of bytes, of which heads and short payloads are taken, and
+//! memory that long payloads are read into without the buffer.
+
+use std::io;
+
+use super::Broken;
+use super::memory::Piece;
+use super::seal::{RECORD, Seal};
+use super::wire::{Wire, piece};
+
+/// Bytes of the buffer.
+const BUFFER: usize = 64 * 1024;
+/// Payloads up to this length are stored at once, from low addresses to high ones, each aligned word
+/// at once. Words that announce others are such.
+pub const SHORT: usize = 8 * 1024;
+/// Maximum number of pieces that are read into at once.
+const PIECES: usize = 8;
+
+/// The memory that a payload goes to.
+#[derive(Default)]
+pub struct Sink {
+    pieces: Vec<Piece>,
+    /// The first piece that is not full.
+    next: usize,
+}
+
+impl Sink {
+    pub fn new(pieces: Vec<Piece>) -> Sink {
+        Sink { pieces, next: 0 }
+    }
+
+    /// Its room in bytes.
+    pub fn room(&self) -> u64 {
+        self.pieces[self.next..].iter().map(|p| p.len as u64).sum()
+    }
+
+    fn advance(&mut self, mut n: usize) {
+        while let Some(piece) = self.pieces.get_mut(self.next) {
+            let taken = n.min(piece.len);
+            piece.advance(taken);
+            n -= taken;
+            if piece.len > 0 {
+                return;
+            }
+            self.next += 1;
+        }
+    }
+
+    /// Stores bytes; those without room are dropped. `false`: the GPU is lost.
+    fn store(&mut self, mut bytes: &[u8]) -> bool {
+        let mut stored = true;
+        while let Some(piece) = self.pieces.get(self.next)
+            && !bytes.is_empty()
+        {
+            let (now, later) = bytes.split_at(bytes.len().min(piece.len));
+            stored &= piece.write(now);
+            self.advance(now.len());
+            bytes = later;
+        }
+        stored
+    }
+}
+
+/// A payload that is being received.
+#[derive(Default)]
+pub struct Payload {
+    pub sink: Sink,
+    /// Bytes that have not been stored yet.
+    pub left: usize,
+    /// Whether it is stored at once.
+    short: bool,
+}
+
+impl Payload {
+    pub fn new(sink: Sink, len: usize) -> Payload {
+        Payload {
+            sink,
+            left: len,
+            short: len <= SHORT,
+        }
+    }
+}
+
+pub struct Input {
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    seal: Option<Seal>,
+    /// Bytes of records that are not opened yet.
+    records: Vec<u8>,
+}
+
+impl Input {
+    pub fn new() -> Input {
+        Input {
+            buffer: vec![0; BUFFER],
+            start: 0,
+            end: 0,
+            seal: None,
+            records: Vec::new(),
+        }
+    }
+
+    /// Decrypts everything from now on.
+    pub fn seal(&mut self, seal: Option<Seal>) {
+        (self.start, self.end) = (0, 0);
+        self.records.clear();
+        self.seal = seal;
+    }
+
+    fn buffered(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// Takes `N` bytes, if they are there.
+    pub fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let bytes = *self.buffered().first_chunk()?;
+        self.consume(N);
+        Some(bytes)
+    }
+
+    fn consume(&mut self, n: usize) {
+        self.start += n;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Stores what is buffered of a payload. `Ok(true)`: all of it is stored.
+    ///
+    /// # Errors
+    /// The GPU is lost.
+    pub fn store(&mut self, payload: &mut Payload) -> Result<bool, Broken> {
+        let n = payload.left.min(self.end - self.start);
+        if payload.short && n < payload.left {
+            return Ok(false);
+        }
+        let stored = payload.sink.store(&self.buffer[self.start..self.start + n]);
+        self.consume(n);
+        payload.left -= n;
+        match stored {
+            true => Ok(payload.left == 0),
+            false => Err(Broken::Gpu),
+        }
+    }
+
+    /// Reads once from the connection, behind the buffered bytes: into the memory of a long payload
+    /// where the CPU reaches it, else into the buffer. Returns the number of bytes, and whether the
+    /// connection may have more; 0 and `false`: it has none now.
+    ///
+    /// # Errors
+    /// The connection has ended or is broken.
+    pub fn read(
+        &mut self,
+        wire: &mut dyn Wire,
+        payload: Option<&mut Payload>,
+    ) -> Result<(usize, bool), Broken> {
+        if self.seal.is_some() {
+            return self.read_sealed(wire);
+        }
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let mut iov = [piece(std::ptr::null(), 0); PIECES + 1];
+        let (mut count, mut direct) = (0, 0);
+        let mut payload = payload.filter(|payload| !payload.short && self.end == 0);
+        if let Some(payload) = &mut payload {
+            for to in &payload.sink.pieces[payload.sink.next..] {
+                let left = payload.left - direct;
+                match to.host() {
+                    Some(at) if count < PIECES && left > 0 => {
+                        iov[count] = piece(at, to.len.min(left));
+                        direct += iov[count].iov_len;
+                        count += 1;
+                    }
+                    _ => break,
+                }
+            }
+        }
+        // Not behind memory that only an engine reaches: its bytes come next.
+        let all = payload
+            .as_ref()
+            .is_none_or(|payload| payload.left == direct);
+        if all || direct == 0 {
+            let room = &mut self.buffer[self.end..];
+            iov[count] = piece(room.as_mut_ptr(), room.len());
+            count += 1;
+        }
+        // SAFETY: registered memory that the pieces keep, and bytes of this structure.
+        let n = read(unsafe { wire.read(&iov[..count]) })?;
+        let placed = n.min(direct);
+        if let Some(payload) = payload {
+            payload.sink.advance(placed);
+            payload.left -= placed;
+        }
+        self.end += n - placed;
+        let asked: usize = iov[..count].iter().map(|part| part.iov_len).sum();
+        Ok((n, n == asked))
+    }
+
+    fn read_sealed(&mut self, wire: &mut dyn Wire) -> Result<(usize, bool), Broken> {
+        let at = self.records.len();
+        self.records.resize(at + RECORD, 0);
+        let room = piece(self.records[at..].as_ptr(), RECORD);
+        // SAFETY: bytes of this structure.
+        let outcome = read(unsafe { wire.read(&[room]) });
+        let n = *outcome.as_ref().unwrap_or(&0);
+        self.records.truncate(at + n);
+        outcome?;
+        let mut opened = 0;
+        while let Some(seal) = &mut self.seal
+            && let Some((plain, len)) = seal.open(&mut self.records[opened..])?
+        {
+            let plain = &self.records[opened..][plain];
+            if self.start > 0 {
+                self.buffer.copy_within(self.start..self.end, 0);
+                (self.start, self.end) = (0, self.end - self.start);
+            }
+            let end = self.end + plain.len();
+            if self.buffer.len() < end {
+                self.buffer.resize(end, 0);
+            }
+            self.buffer[self.end..end].copy_from_slice(plain);
+            self.end = end;
+            opened += len;
+        }
+        self.records.drain(..opened);
+        Ok((n, n == RECORD))
+    }
+}
+
+/// The outcome of a read: 0 bytes if there are none now.
+fn read(outcome: io::Result<usize>) -> Result<usize, Broken> {
+    match outcome {
+        Ok(0) => Err(Broken::Closed),
+        Ok(n) => Ok(n),
+        Err(e)
+            if matches!(
+                e.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+            ) =>
+        {
+            Ok(0)
+        }
+        Err(e) => Err(Broken::Connection(e.raw_os_error().unwrap_or(0))),
+    }
+}

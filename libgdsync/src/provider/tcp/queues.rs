@@ -1,0 +1,778 @@
+//! One queue pair: it sends its requests as frames, executes those of the peer, and completes both.
+//!
+//! Both sides execute the other's requests in order, each when its last byte is there. A request is
+//! complete when the peer's count of executed requests covers it, and a READ or an atomic when its
+//! answer is there. The count travels in the head of each frame. If no frame is sent for a moment, a
+//! frame carries it alone, so an exchange of short messages costs one segment each way.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gdsync_sys::verbs::consts::*;
+use gdsync_sys::verbs::types::{ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
+
+use super::Broken;
+use super::dial::Dial;
+use super::frame::{HEAD, Head, Kind, MOST, OPERANDS};
+use super::greeting::{Claim, End, Key, Verdict};
+use super::input::{Input, Payload, Sink};
+use super::memory::{Piece, Registrations};
+use super::output::Output;
+use super::seal::Seal;
+use super::wire::Wire;
+use crate::nic::{Access, Events, MrKeys, PdId, Report};
+use crate::provider::relay::Queues;
+use crate::status::Status;
+
+/// Maximum number of outstanding READs and atomics; further ones wait.
+pub const FETCHES: usize = 16;
+/// How long the count of executed requests waits for a frame that carries it.
+const ACK_DELAY: Duration = Duration::from_micros(20);
+/// Number of executed requests whose count does not wait.
+const ACK_AT: u64 = 32;
+/// Bytes that are received in one step; then other queue pairs have their turn.
+const STEP: usize = 512 * 1024;
+/// Number of steps without a byte after which the connection is read less often, and how often then.
+const QUIET: u32 = 4096;
+const SELDOM: u32 = 64;
+
+/// What all queue pairs of a device share.
+pub struct Shared {
+    pub registrations: Registrations,
+    pub poller: super::poller::Poller,
+    pub node: u64,
+    pub key: Key,
+    pub encrypted: bool,
+    /// Held for an atomic.
+    pub atomics: gds_step::Mutex<()>,
+    /// Failures that the watcher reports.
+    pub events: Events,
+}
+
+/// The connection.
+enum Link {
+    /// The queue pair is in its first state.
+    None,
+    /// The peer connects.
+    Awaited,
+    /// This side connects.
+    Dialled(Box<Dial>),
+    Open(Box<dyn Wire>),
+    Broken,
+}
+
+/// A request that is not complete.
+struct Sent {
+    wr_id: u64,
+    kind: Kind,
+    /// Where the answer of a READ or an atomic goes.
+    sink: Sink,
+    len: u32,
+    answered: bool,
+}
+
+struct Posted {
+    wr_id: u64,
+    sink: Sink,
+}
+
+/// A request or an answer of the peer whose payload is being received.
+enum Body {
+    /// None: the next bytes are a head.
+    Head,
+    /// The request waits for a receive.
+    Unmatched(Head),
+    Payload(Head, Payload),
+    Operands(Head, Piece),
+}
+
+/// The answer to a peer that connects.
+pub enum Offer {
+    Taken,
+    /// Not yet: the peer's address is not known here.
+    Later,
+    Refused(Verdict),
+}
+
+pub struct TcpQueues {
+    shared: Arc<Shared>,
+    pd: PdId,
+    access: Access,
+    /// The registration of the send ring.
+    ring: MrKeys,
+    /// How long a peer may take to connect when a request waits, and to show a sign of life.
+    limit: Option<Duration>,
+    link: Link,
+    /// This side and the peer, of the current connection.
+    ends: [End; 2],
+    waiting_since: Option<Instant>,
+    sent: VecDeque<Sent>,
+    /// Number of the oldest request in `sent`: so many are complete.
+    first: u64,
+    output: Output,
+    receives: VecDeque<Posted>,
+    input: Input,
+    body: Body,
+    /// Number of the peer's requests that are executed, and that the peer knows to be.
+    executed: u64,
+    acked: u64,
+    ack_since: Option<Instant>,
+    done: VecDeque<ibv_wc>,
+    /// Steps since the last byte, and the events that have been followed.
+    idle: u32,
+    events: u32,
+    /// Whether a request of the peer was refused.
+    refused_peer: bool,
+}
+
+/// A completion.
+fn completion(wr_id: u64, status: c_int) -> ibv_wc {
+    ibv_wc {
+        wr_id,
+        status,
+        ..ibv_wc::default()
+    }
+}
+
+/// The statuses with which a peer refuses a request.
+fn refusal(syndrome: u8) -> c_int {
+    match c_int::from(syndrome) {
+        status @ (IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_ACCESS_ERR | IBV_WC_RNR_RETRY_EXC_ERR) => {
+            status
+        }
+        _ => IBV_WC_REM_OP_ERR,
+    }
+}
+
+impl TcpQueues {
+    pub fn new(
+        shared: &Arc<Shared>,
+        pd: PdId,
+        access: Access,
+        ring: MrKeys,
+        limit: Option<Duration>,
+    ) -> TcpQueues {
+        TcpQueues {
+            shared: Arc::clone(shared),
+            pd,
+            access,
+            ring,
+            limit,
+            link: Link::None,
+            ends: [End::default(); 2],
+            waiting_since: None,
+            sent: VecDeque::new(),
+            first: 0,
+            output: Output::default(),
+            receives: VecDeque::new(),
+            input: Input::new(),
+            body: Body::Head,
+            executed: 0,
+            acked: 0,
+            ack_since: None,
+            done: VecDeque::new(),
+            idle: 0,
+            events: 0,
+            refused_peer: false,
+        }
+    }
+
+    /// Begins a connection of this side, `ends[0]`, to a peer that accepts at an address, or that
+    /// connects to this side.
+    pub fn connect(&mut self, ends: [End; 2], at: Option<std::net::SocketAddr>) {
+        self.ends = ends;
+        self.link = match at {
+            None => Link::Awaited,
+            Some(at) => {
+                let [from, to] = ends;
+                let encrypted = self.shared.encrypted;
+                let claim = Claim {
+                    to,
+                    from,
+                    encrypted,
+                };
+                let (key, poller) = (self.shared.key, &self.shared.poller);
+                Link::Dialled(Box::new(Dial::new(
+                    at,
+                    claim,
+                    key,
+                    poller.clone(),
+                    self.limit,
+                )))
+            }
+        };
+    }
+
+    /// The registration of the send ring.
+    pub fn ring(&self) -> MrKeys {
+        self.ring
+    }
+
+    /// Connects the queue pair to itself.
+    pub fn connect_to_itself(&mut self, ends: [End; 2], wire: Box<dyn Wire>) {
+        self.ends = ends;
+        self.link = Link::Open(wire);
+    }
+
+    /// A connection by `wire` of a peer that has proven its claim.
+    pub fn offer(
+        &mut self,
+        claim: &Claim,
+        keys: [Key; 2],
+        wire: impl FnOnce(Option<Duration>) -> Option<Box<dyn Wire>>,
+    ) -> Offer {
+        if claim.encrypted != self.shared.encrypted {
+            return Offer::Refused(Verdict::Encryption);
+        }
+        match &self.link {
+            Link::None => Offer::Later,
+            Link::Awaited if [claim.to, claim.from] == self.ends => match wire(self.limit) {
+                Some(wire) => {
+                    let [theirs, ours] = keys;
+                    self.open(wire, ours, theirs);
+                    Offer::Taken
+                }
+                None => Offer::Refused(Verdict::NotNow),
+            },
+            _ => Offer::Refused(Verdict::NotNow),
+        }
+    }
+
+    fn open(&mut self, wire: Box<dyn Wire>, ours: Key, theirs: Key) {
+        if self.shared.encrypted {
+            self.output.seal(Some(Seal::new(&ours)));
+            self.input.seal(Some(Seal::new(&theirs)));
+        }
+        (self.link, self.idle) = (Link::Open(wire), 0);
+    }
+
+    /// Closes the connection and forgets all requests: the queue pair is in its first state.
+    pub fn reset(&mut self) {
+        self.announce_count();
+        let link = std::mem::replace(&mut self.link, Link::None);
+        if let Link::Open(mut wire) = link {
+            // What the peer has not read yet arrives all the same.
+            let _ = self.output.write(&mut *wire);
+            wire.close();
+        }
+        self.first += self.sent.len() as u64;
+        self.sent.clear();
+        self.receives.clear();
+        self.done.clear();
+        (self.first, self.executed, self.acked) = (0, 0, 0);
+        (self.output, self.input) = (Output::default(), Input::new());
+        (self.body, self.ack_since, self.waiting_since) = (Body::Head, None, None);
+        self.refused_peer = false;
+    }
+
+    /// The connection is of no use any more: the oldest request fails, and all behind it are flushed.
+    fn break_off(&mut self, why: Broken, status: c_int) {
+        let [own, peer] = self.ends;
+        tracing::debug!(
+            target: "gdsync",
+            "QP {:#x}: the connection to QP {:#x} has ended: {why}", own.qpn, peer.qpn
+        );
+        if let Link::Open(wire) = std::mem::replace(&mut self.link, Link::Broken) {
+            wire.close();
+        }
+        let mut status = status;
+        for sent in self.sent.drain(..) {
+            self.done.push_back(completion(sent.wr_id, status));
+            self.first += 1;
+            status = IBV_WC_WR_FLUSH_ERR;
+        }
+    }
+
+    fn head(&mut self, head: Head) -> Head {
+        (self.acked, self.ack_since) = (self.executed, None);
+        Head {
+            ack: self.executed,
+            ..head
+        }
+    }
+
+    fn push_head(&mut self, head: Head) {
+        let head = self.head(head).encode();
+        self.output.push_bytes(&head);
+    }
+
+    /// Sends the count of executed requests, if the peer does not know it.
+    fn announce_count(&mut self) {
+        if self.acked != self.executed {
+            self.push_head(Head::new(Kind::Ack, 0));
+        }
+    }
+
+    /// The memory of local segments.
+    fn gather(&self, sges: &[ibv_sge], need: Access) -> Option<Vec<Piece>> {
+        let find = |sge: &ibv_sge| {
+            let all = &self.shared.registrations;
+            all.find(sge.lkey, self.pd, sge.addr, sge.length, need)
+        };
+        let pieces = sges.iter().filter(|sge| sge.length > 0);
+        pieces.map(find).collect()
+    }
+
+    /// Prepares and queues a request; the status of its completion if it is refused.
+    fn send(&mut self, wr: &ibv_send_wr) -> Result<(), c_int> {
+        let sges = match wr.num_sge {
+            0 => &[],
+            // SAFETY: the relay passes a list of this length.
+            n => unsafe { std::slice::from_raw_parts(wr.sg_list, n as usize) },
+        };
+        let len: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
+        if len > MOST.into() {
+            return Err(IBV_WC_LOC_LEN_ERR);
+        }
+        let kind = match wr.opcode {
+            IBV_WR_RDMA_WRITE => Kind::Write,
+            IBV_WR_RDMA_WRITE_WITH_IMM => Kind::WriteImm,
+            IBV_WR_SEND => Kind::Send,
+            IBV_WR_SEND_WITH_IMM => Kind::SendImm,
+            IBV_WR_SEND_WITH_INV => Kind::SendInvalidate,
+            IBV_WR_RDMA_READ => Kind::Read,
+            IBV_WR_ATOMIC_CMP_AND_SWP => Kind::CompareSwap,
+            IBV_WR_ATOMIC_FETCH_AND_ADD => Kind::FetchAdd,
+            _ => return Err(IBV_WC_LOC_QP_OP_ERR),
+        };
+        let mut head = Head::new(kind, len as u32);
+        head.imm = wr.imm_data;
+        // SAFETY: plain numbers; the relay sets all bytes of the union.
+        let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+        (head.addr, head.rkey) = match kind {
+            Kind::CompareSwap | Kind::FetchAdd => (atomic.remote_addr, atomic.rkey),
+            _ => (rdma.remote_addr, rdma.rkey),
+        };
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        let need = match kind.fetches() {
+            true => Access::LOCAL_WRITE,
+            false => Access::LOCAL_READ,
+        };
+        let pieces = match inline {
+            true => Vec::new(),
+            false => self.gather(sges, need).ok_or(IBV_WC_LOC_PROT_ERR)?,
+        };
+        let mut sent = Sent {
+            wr_id: wr.wr_id,
+            kind,
+            sink: Sink::default(),
+            len: len as u32,
+            answered: false,
+        };
+        self.push_head(head);
+        if inline {
+            for sge in sges {
+                let (at, len) = (sge.addr as *const u8, sge.length as usize);
+                // SAFETY: inline data of the entry, which the relay keeps during this call.
+                self.output
+                    .push_bytes(unsafe { std::slice::from_raw_parts(at, len) });
+            }
+        } else if kind.fetches() {
+            if kind != Kind::Read {
+                let operands = [atomic.compare_add, atomic.swap].map(u64::to_le_bytes);
+                self.output.push_bytes(operands.as_flattened());
+            }
+            sent.sink = Sink::new(pieces);
+        } else {
+            for piece in pieces {
+                if !self.output.push_memory(piece) {
+                    return Err(IBV_WC_LOC_PROT_ERR);
+                }
+            }
+        }
+        self.sent.push_back(sent);
+        Ok(())
+    }
+
+    /// Completes the requests that the peer has executed.
+    fn retire(&mut self, ack: u64) -> Result<(), Broken> {
+        let behind = ack.wrapping_sub(self.first);
+        if behind > self.sent.len() as u64 {
+            return Err(Broken::Frame("it counts requests that were not sent"));
+        }
+        let executed = behind as usize;
+        let ready = |sent: &Sent| sent.answered || !sent.kind.fetches();
+        let count = self
+            .sent
+            .iter()
+            .take(executed)
+            .take_while(|sent| ready(sent));
+        for _ in 0..count.count() {
+            if let Some(sent) = self.sent.pop_front() {
+                self.done.push_back(completion(sent.wr_id, IBV_WC_SUCCESS));
+                self.first += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives and executes what the connection has; returns whether there was anything.
+    fn receive(&mut self) -> Result<bool, Broken> {
+        let mut received = 0;
+        let mut busy = false;
+        loop {
+            busy |= self.execute()?;
+            if received >= STEP || matches!(self.body, Body::Unmatched(_)) {
+                return Ok(busy);
+            }
+            let Link::Open(wire) = &mut self.link else {
+                return Ok(busy);
+            };
+            let payload = match &mut self.body {
+                Body::Payload(_, payload) => Some(payload),
+                _ => None,
+            };
+            let (n, more) = self.input.read(&mut **wire, payload)?;
+            received += n;
+            busy |= n > 0;
+            if !more {
+                return Ok(busy | self.execute()?);
+            }
+        }
+    }
+
+    /// Executes what is buffered.
+    fn execute(&mut self) -> Result<bool, Broken> {
+        let mut busy = false;
+        loop {
+            match std::mem::replace(&mut self.body, Body::Head) {
+                Body::Head => {
+                    let Some(bytes) = self.input.take::<HEAD>() else {
+                        return Ok(busy);
+                    };
+                    let head = Head::decode(&bytes)?;
+                    // The answer itself is not there yet.
+                    if head.kind != Kind::Response {
+                        self.retire(head.ack)?;
+                    }
+                    self.begin(head)?;
+                }
+                Body::Unmatched(head) => {
+                    if self.receives.is_empty() {
+                        self.body = Body::Unmatched(head);
+                        return Ok(busy);
+                    }
+                    self.begin(head)?;
+                }
+                Body::Operands(head, word) => {
+                    let Some(operands) = self.input.take::<{ OPERANDS as usize }>() else {
+                        self.body = Body::Operands(head, word);
+                        return Ok(busy);
+                    };
+                    self.atomic(&head, &word, &operands)?;
+                }
+                Body::Payload(head, mut payload) => {
+                    if !self.input.store(&mut payload)? {
+                        self.body = Body::Payload(head, payload);
+                        return Ok(busy);
+                    }
+                    self.finish(&head)?;
+                }
+            }
+            busy = true;
+        }
+    }
+
+    /// The memory that a request of the peer names, if it may access it like this.
+    fn named(&self, head: &Head, need: Access) -> Option<Vec<Piece>> {
+        if !self.access.permits(need) {
+            return None;
+        }
+        if head.len == 0 {
+            return Some(Vec::new());
+        }
+        let all = &self.shared.registrations;
+        let piece = all.find(head.rkey, self.pd, head.addr, head.len, need)?;
+        Some(vec![piece])
+    }
+
+    /// Begins what a head announces.
+    fn begin(&mut self, head: Head) -> Result<(), Broken> {
+        let sink = match head.kind {
+            Kind::Ack => return Ok(()),
+            Kind::Refuse => return self.refused(&head),
+            Kind::Response => {
+                let mut open = self.sent.iter_mut();
+                let fetch = open.find(|sent| sent.kind.fetches() && !sent.answered);
+                match fetch {
+                    Some(fetch) if fetch.len == head.len => std::mem::take(&mut fetch.sink),
+                    _ => return Err(Broken::Frame("it answers a request that was not sent")),
+                }
+            }
+            kind if kind.takes_receive() && self.receives.is_empty() => {
+                self.body = Body::Unmatched(head);
+                return Ok(());
+            }
+            Kind::Write | Kind::WriteImm => match self.named(&head, Access::REMOTE_WRITE) {
+                Some(pieces) => Sink::new(pieces),
+                None => return self.refuse(IBV_WC_REM_ACCESS_ERR),
+            },
+            Kind::Send | Kind::SendImm | Kind::SendInvalidate => {
+                let sink = std::mem::take(&mut self.receives[0].sink);
+                if sink.room() < head.len.into() {
+                    self.receive_done(&head, IBV_WC_LOC_LEN_ERR);
+                    return self.refuse(IBV_WC_REM_INV_REQ_ERR);
+                }
+                sink
+            }
+            Kind::Read => {
+                let Some(pieces) = self.named(&head, Access::REMOTE_READ) else {
+                    return self.refuse(IBV_WC_REM_ACCESS_ERR);
+                };
+                return self.answer(head.len, |output| {
+                    pieces.into_iter().all(|piece| output.push_memory(piece))
+                });
+            }
+            Kind::CompareSwap | Kind::FetchAdd => {
+                let named = self.named(&head, Access::REMOTE_ATOMIC);
+                let Some(word) = named.and_then(|mut pieces| pieces.pop()) else {
+                    return self.refuse(IBV_WC_REM_ACCESS_ERR);
+                };
+                if !head.addr.is_multiple_of(8) {
+                    return self.refuse(IBV_WC_REM_INV_REQ_ERR);
+                }
+                self.body = Body::Operands(head, word);
+                return Ok(());
+            }
+        };
+        self.body = Body::Payload(head, Payload::new(sink, head.len as usize));
+        Ok(())
+    }
+
+    /// Answers a READ or an atomic of the peer.
+    fn answer(&mut self, len: u32, push: impl FnOnce(&mut Output) -> bool) -> Result<(), Broken> {
+        self.executed += 1;
+        self.push_head(Head::new(Kind::Response, len));
+        match push(&mut self.output) {
+            true => Ok(()),
+            false => Err(Broken::Gpu),
+        }
+    }
+
+    fn atomic(&mut self, head: &Head, word: &Piece, operands: &[u8; 16]) -> Result<(), Broken> {
+        let mut numbers = [0; 2];
+        for (number, bytes) in numbers.iter_mut().zip(operands.as_chunks::<8>().0) {
+            *number = u64::from_le_bytes(*bytes);
+        }
+        let before = {
+            let _one = self.shared.atomics.lock();
+            word.atomic(head.kind == Kind::FetchAdd, numbers)
+        };
+        let before = before.ok_or(Broken::Gpu)?.to_ne_bytes();
+        self.answer(8, |output| {
+            output.push_bytes(&before);
+            true
+        })
+    }
+
+    /// Completes the oldest receive.
+    fn receive_done(&mut self, head: &Head, status: c_int) {
+        let Some(receive) = self.receives.pop_front() else {
+            return;
+        };
+        let opcode = match head.kind {
+            Kind::WriteImm => IBV_WC_RECV_RDMA_WITH_IMM,
+            _ => IBV_WC_RECV,
+        };
+        let wc_flags = match head.kind {
+            Kind::WriteImm | Kind::SendImm => IBV_WC_WITH_IMM,
+            Kind::SendInvalidate => IBV_WC_WITH_INV,
+            _ => 0,
+        };
+        self.done.push_back(ibv_wc {
+            opcode,
+            wc_flags,
+            byte_len: head.len,
+            imm_data: head.imm,
+            ..completion(receive.wr_id, status)
+        });
+    }
+
+    /// The payload of a request or an answer is stored.
+    fn finish(&mut self, head: &Head) -> Result<(), Broken> {
+        if head.kind == Kind::Response {
+            let mut open = self.sent.iter_mut();
+            if let Some(fetch) = open.find(|sent| sent.kind.fetches() && !sent.answered) {
+                fetch.answered = true;
+            }
+            return self.retire(head.ack);
+        }
+        if head.kind.takes_receive() {
+            self.receive_done(head, IBV_WC_SUCCESS);
+        }
+        self.executed += 1;
+        Ok(())
+    }
+
+    /// Refuses a request of the peer: the connection ends.
+    fn refuse(&mut self, status: c_int) -> Result<(), Broken> {
+        let head = Head {
+            syndrome: status as u8,
+            ..Head::new(Kind::Refuse, 0)
+        };
+        self.push_head(head);
+        if let Link::Open(wire) = &mut self.link {
+            let _ = self.output.write(&mut **wire);
+        }
+        self.refused_peer = true;
+        let report = Report::Closed(Status::PEER_ACCESS);
+        self.shared.events.qp(self.ends[0].qpn, report);
+        Err(Broken::Refused)
+    }
+
+    /// The peer refuses the oldest request.
+    fn refused(&mut self, head: &Head) -> Result<(), Broken> {
+        self.break_off(Broken::Refused, refusal(head.syndrome));
+        Ok(())
+    }
+
+    /// Whether a connection that a request waits for takes too long.
+    fn is_late(&mut self) -> bool {
+        if self.sent.is_empty() {
+            return false;
+        }
+        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        self.limit.is_some_and(|limit| since.elapsed() > limit)
+    }
+
+    fn connecting(&mut self) -> bool {
+        if self.is_late() {
+            self.break_off(Broken::Late, IBV_WC_RETRY_EXC_ERR);
+            return true;
+        }
+        let Link::Dialled(dial) = &mut self.link else {
+            return false;
+        };
+        let Some((wire, [ours, theirs])) = dial.step() else {
+            return false;
+        };
+        self.open(wire, ours, theirs);
+        true
+    }
+}
+
+impl Queues for TcpQueues {
+    fn post_send(&mut self, wr: &mut ibv_send_wr) -> c_int {
+        let fetches = matches!(
+            wr.opcode,
+            IBV_WR_RDMA_READ | IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD
+        );
+        let fenced = wr.send_flags & IBV_SEND_FENCE != 0;
+        if fetches || fenced {
+            let open = self.sent.iter().filter(|sent| sent.kind.fetches()).count();
+            if open >= FETCHES || fenced && open > 0 {
+                return libc::ENOMEM;
+            }
+        }
+        if matches!(self.link, Link::Broken) {
+            self.done
+                .push_back(completion(wr.wr_id, IBV_WC_RETRY_EXC_ERR));
+            return 0;
+        }
+        if let Err(status) = self.send(wr) {
+            self.done.push_back(completion(wr.wr_id, status));
+        }
+        0
+    }
+
+    fn post_recv(&mut self, wr: &mut ibv_recv_wr) -> c_int {
+        let sges = match wr.num_sge {
+            0 => &[],
+            // SAFETY: the relay passes a list of this length.
+            n => unsafe { std::slice::from_raw_parts(wr.sg_list, n as usize) },
+        };
+        match self.gather(sges, Access::LOCAL_WRITE) {
+            Some(pieces) => self.receives.push_back(Posted {
+                wr_id: wr.wr_id,
+                sink: Sink::new(pieces),
+            }),
+            None => self
+                .done
+                .push_back(completion(wr.wr_id, IBV_WC_LOC_PROT_ERR)),
+        }
+        0
+    }
+
+    fn poll(&mut self, into: &mut [ibv_wc]) -> usize {
+        let n = into.len().min(self.done.len());
+        for (to, wc) in into.iter_mut().zip(self.done.drain(..n)) {
+            *to = wc;
+        }
+        n
+    }
+
+    fn to_error(&mut self) -> bool {
+        self.break_off(Broken::Stopped, IBV_WC_WR_FLUSH_ERR);
+        for receive in self.receives.drain(..) {
+            self.done
+                .push_back(completion(receive.wr_id, IBV_WC_WR_FLUSH_ERR));
+        }
+        true
+    }
+
+    fn progress(&mut self) -> bool {
+        match &self.link {
+            Link::None | Link::Broken => return false,
+            Link::Awaited | Link::Dialled(_) => return self.connecting(),
+            Link::Open(_) => {}
+        }
+        let events = self.shared.poller.events();
+        self.idle = self.idle.saturating_add(1);
+        let seldom = self.idle > QUIET && !self.idle.is_multiple_of(SELDOM);
+        if seldom && events == self.events {
+            return false;
+        }
+        self.events = events;
+        match self.receive() {
+            Ok(busy) => {
+                if busy {
+                    self.idle = 0;
+                }
+                busy
+            }
+            Err(why) => {
+                self.break_off(why, IBV_WC_RETRY_EXC_ERR);
+                true
+            }
+        }
+    }
+
+    fn flush(&mut self) -> bool {
+        if self.acked != self.executed {
+            let since = *self.ack_since.get_or_insert_with(Instant::now);
+            if self.executed - self.acked >= ACK_AT || since.elapsed() >= ACK_DELAY {
+                self.announce_count();
+            }
+        }
+        let Link::Open(wire) = &mut self.link else {
+            return false;
+        };
+        if self.output.is_empty() {
+            return false;
+        }
+        match self.output.write(&mut **wire) {
+            Ok(wrote) => wrote,
+            Err(e) => {
+                let errno = e.raw_os_error().unwrap_or(0);
+                self.break_off(Broken::Connection(errno), IBV_WC_RETRY_EXC_ERR);
+                true
+            }
+        }
+    }
+
+    fn needs_thread(&self) -> bool {
+        let connecting = matches!(self.link, Link::Awaited | Link::Dialled(_));
+        connecting || self.acked != self.executed
+    }
+
+    fn has_failed(&self) -> bool {
+        self.refused_peer
+    }
+
+    fn arm(&mut self) {
+        self.announce_count();
+        self.flush();
+    }
+}

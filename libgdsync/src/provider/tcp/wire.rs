@@ -1,0 +1,164 @@
+//! [`Wire`]: the two directions of a connection as streams of bytes that do not block, and sockets as
+//! such.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with, sockopt};
+
+use super::poller::Poller;
+
+/// Memory that a call of the system reads or writes. Devices may use it at the same time, so it is no
+/// slice.
+pub use libc::iovec;
+
+/// The two directions of a connection. An end that has no bytes, or no room, answers `WouldBlock`.
+pub trait Wire: Send {
+    /// Reads into the memory, in order; 0 is the end of the peer's bytes.
+    ///
+    /// # Safety
+    /// The memory is valid for writes.
+    unsafe fn read(&mut self, into: &[iovec]) -> io::Result<usize>;
+
+    /// Writes from the memory, in order.
+    ///
+    /// # Safety
+    /// The memory is valid for reads.
+    unsafe fn write(&mut self, from: &[iovec]) -> io::Result<usize>;
+
+    /// Whether the thread must wake when there is room.
+    fn want_room(&mut self, wanted: bool);
+
+    /// No more bytes are written; what the peer sends is read and dropped for a while, so that the
+    /// system does not reset the connection before the peer has read the last bytes.
+    fn close(self: Box<Self>);
+}
+
+/// Memory for a call of the system.
+pub fn piece(at: *const u8, len: usize) -> iovec {
+    iovec {
+        iov_base: at.cast_mut().cast(),
+        iov_len: len,
+    }
+}
+
+/// A connection by sockets: one for both directions, or a pair for a queue pair that is connected to
+/// itself.
+pub struct Sockets {
+    read: OwnedFd,
+    /// The end that is written, if it is not the same.
+    write: Option<OwnedFd>,
+    poller: Poller,
+    /// Whether the poller reports room.
+    room: bool,
+}
+
+impl Sockets {
+    /// A connection by a socket that the poller has.
+    pub fn over(stream: TcpStream, poller: &Poller) -> Sockets {
+        poller.set(&stream, false);
+        Sockets {
+            read: stream.into(),
+            write: None,
+            poller: poller.clone(),
+            room: false,
+        }
+    }
+
+    /// A connection of a queue pair to itself.
+    pub fn to_itself(poller: &Poller) -> io::Result<Sockets> {
+        let (read, write) = UnixStream::pair()?;
+        for end in [&read, &write] {
+            end.set_nonblocking(true)?;
+        }
+        poller.add(&read, false)?;
+        poller.add(&write, false)?;
+        Ok(Sockets {
+            read: read.into(),
+            write: Some(write.into()),
+            poller: poller.clone(),
+            room: false,
+        })
+    }
+
+    fn writes(&self) -> &OwnedFd {
+        self.write.as_ref().unwrap_or(&self.read)
+    }
+}
+
+fn counted(n: isize) -> io::Result<usize> {
+    match n {
+        0.. => Ok(n as usize),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl Wire for Sockets {
+    unsafe fn read(&mut self, into: &[iovec]) -> io::Result<usize> {
+        let fd = self.read.as_raw_fd();
+        // SAFETY: a live socket; the caller's promise for the memory.
+        counted(unsafe { libc::readv(fd, into.as_ptr(), into.len() as i32) })
+    }
+
+    unsafe fn write(&mut self, from: &[iovec]) -> io::Result<usize> {
+        // SAFETY: a structure of numbers and pointers, all zero.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = from.as_ptr().cast_mut();
+        message.msg_iovlen = from.len();
+        // SAFETY: a live socket; the caller's promise for the memory. A closed peer is an error, no
+        // signal.
+        counted(unsafe { libc::sendmsg(self.writes().as_raw_fd(), &message, libc::MSG_NOSIGNAL) })
+    }
+
+    fn want_room(&mut self, wanted: bool) {
+        if self.room == wanted {
+            return;
+        }
+        self.room = wanted;
+        self.poller.set(self.writes(), wanted);
+    }
+
+    fn close(self: Box<Self>) {
+        if self.write.is_none() {
+            let _ = rustix::net::shutdown(&self.read, Shutdown::Write);
+            self.poller.linger(self.read);
+        }
+    }
+}
+
+/// Sets the options of a connection: no delay of short segments, and an end after `limit` without a
+/// sign of life from the peer's host.
+pub fn prepare(stream: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    let Some(limit) = limit else {
+        return Ok(());
+    };
+    let ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+    // The system takes whole seconds here.
+    let interval = Duration::from_secs(u64::from(ms / 4000).clamp(1, 32767));
+    sockopt::set_tcp_user_timeout(stream, ms.max(1))?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, interval)?;
+    sockopt::set_tcp_keepintvl(stream, interval)?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    Ok(())
+}
+
+/// A socket that is being connected to `to`.
+pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let family = match to {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket.into()),
+        Err(e) => Err(e.into()),
+    }
+}
