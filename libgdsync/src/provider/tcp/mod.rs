@@ -26,7 +26,7 @@ mod wire;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ use gds_step::{Machine, MachineId, Shared as SharedMachine, Step, Thread, Time};
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
 use self::door::Door;
-use self::greeting::End;
+use self::greeting::{End, Key};
 use self::memory::Registrations;
 use self::poller::Poller;
 use self::queues::{Shared, TcpQueues};
@@ -113,7 +113,14 @@ fn random() -> io::Result<[u8; 32]> {
     }
 }
 
-/// One of the library's own connections: an end of the sockets of this process.
+/// The key of devices that have none: a random one of this process.
+fn process_key() -> io::Result<Key> {
+    static KEY: OnceLock<Key> = OnceLock::new();
+    let new = random()?;
+    Ok(*KEY.get_or_init(|| new))
+}
+
+/// A device: the sockets of its queue pairs, and the thread that is their NIC.
 struct TcpNic {
     name: String,
     at: SocketAddr,
@@ -142,13 +149,13 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
     let at = listener
         .local_addr()
         .map_err(|e| system("getsockname", e))?;
-    let random = || random().map_err(|e| system("getrandom", e));
-    let [a, b, c, d, e, f, g, h, ..] = random()?;
+    let own_key = || process_key().map_err(|e| system("getrandom", e));
+    let [a, b, c, d, e, f, g, h, ..] = random().map_err(|e| system("getrandom", e))?;
     let shared = Arc::new(Shared {
         registrations: Registrations::default(),
         poller: Poller::new().map_err(|e| system("epoll_create", e))?,
         node: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-        key: options.key.map_or_else(random, Ok)?,
+        key: options.key.map_or_else(own_key, Ok)?,
         encrypted: options.encrypted,
         atomics: Default::default(),
         events: Events::default(),
