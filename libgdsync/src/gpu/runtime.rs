@@ -48,6 +48,10 @@ pub(crate) trait Runtime: Any + Send + Sync + fmt::Debug {
     fn is_software(&self) -> bool {
         false
     }
+    /// Whether a stream is at a wait now, on a software GPU.
+    fn waits(&self) -> bool {
+        false
+    }
     /// The number of the physical GPU; 0 if only this process can use it.
     fn number(&self) -> u64 {
         0

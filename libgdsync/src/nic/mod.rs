@@ -17,7 +17,7 @@ mod tcp;
 use std::ops::BitOr;
 use std::time::Duration;
 
-use gds_step::Time;
+use gds_step::{Host, Time};
 use mlx5_prm::wqe::AvSeg;
 
 use crate::error::Result;
@@ -285,14 +285,26 @@ pub(crate) trait Nic: Send + Sync {
     /// entries show them.
     fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>>;
     fn destroy_qp(&self, objects: &QpObjects);
+    /// Whether a ring of the GPU's host wakes the NIC, or a thread that does its work.
+    fn is_on_host(&self) -> bool {
+        true
+    }
     /// Wakes a NIC that sleeps: the CPU has posted requests.
     fn ring(&self) {}
     /// As [`Nic::ring`], after a post of sends to this queue pair.
     fn ring_sends(&self, _qpn: u32) {
         self.ring();
     }
-    /// Executes work of the NIC by the calling thread, which waits and polls; does not block.
-    fn assist(&self) {}
+    /// Waits as [`Env::wait_until`](gds_step::Env::wait_until) of `host` does, and may do work of the
+    /// NIC meanwhile.
+    fn wait_until(
+        &self,
+        host: &dyn Host,
+        deadline: Option<Time>,
+        condition: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        host.wait_until(deadline, condition)
+    }
     /// Makes receives of a queue pair of datagrams available that the CPU has posted: datagrams
     /// sent from now on find them.
     fn ring_receives(&self, _qpn: u32) {}

@@ -203,17 +203,16 @@ impl Lane {
 
     /// Posts the puts of a batch from the CPU.
     #[inline]
-    pub fn post(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
+    pub fn post(&mut self, puts: impl Iterator<Item = Put> + Clone) -> Result<()> {
         const OPERATION: &str = "post request";
+        let mut by_nic = puts.clone().filter_map(|put| put.nic()).peekable();
+        if by_nic.peek().is_some() {
+            self.nic(OPERATION)?.post(by_nic)?;
+        }
         let mut copies = false;
-        for put in puts {
-            match put {
-                Put::Nic(put) => self.nic(OPERATION)?.post(put)?,
-                Put::Copy(put) => {
-                    self.copy(OPERATION)?.post(put)?;
-                    copies = true;
-                }
-            }
+        for put in puts.filter_map(|put| put.copy()) {
+            self.copy(OPERATION)?.post(put)?;
+            copies = true;
         }
         if let Some(lane) = self.copy.as_mut().filter(|_| copies) {
             lane.go_on(copy::AT_ONCE);

@@ -125,11 +125,11 @@ impl Engine {
     /// period.
     pub fn wait(&self, deadline: Time, condition: &mut dyn FnMut() -> bool) -> bool {
         if self.config.progress == Progress::Background {
-            return self.host().wait_until(Some(deadline), condition);
+            return self.paths.device().wait_until(Some(deadline), condition);
         }
         loop {
             let next = (self.host().now() + PERIOD).min(deadline);
-            if self.host().wait_until(Some(next), condition) {
+            if self.paths.device().wait_until(Some(next), condition) {
                 return true;
             }
             self.progress();

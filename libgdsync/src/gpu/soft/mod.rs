@@ -326,6 +326,10 @@ impl Runtime for SoftRuntime {
         true
     }
 
+    fn waits(&self) -> bool {
+        self.gpu.waiting_streams() > 0
+    }
+
     fn identity(&self) -> GpuIdentity {
         GpuIdentity(Device::Soft {
             process: process(),

@@ -412,6 +412,14 @@ impl<Q: Queues> Relay<Q> {
         busy | self.settle()
     }
 
+    /// Posts new sends and sends them; all other work is left to the thread.
+    pub(in crate::provider) fn push(&mut self) {
+        if self.state != State::Down {
+            self.read_sends();
+            self.queues.flush();
+        }
+    }
+
     /// Posts the available receives now.
     pub fn receive(&mut self) {
         if self.state != State::Down {

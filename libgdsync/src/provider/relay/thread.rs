@@ -6,7 +6,7 @@
 //! after a delay of at most an eighth of the waiting time, and of at most 1 ms. If no posts are
 //! expected, the thread sleeps.
 //!
-//! A thread of the application that waits may poll the rings too ([`Common::assist`]). The NIC's
+//! A thread of the application that waits may poll the rings too ([`Common::wait_until`]). The NIC's
 //! thread then leaves the work and the NIC's events to it, until it has not polled for a while.
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
@@ -20,16 +20,22 @@ use gds_step::{Host, Machine as _, Mutex, Shared, Step, Time};
 use super::{Queues, Relay};
 use crate::error::{Error, Kind, Result};
 
-/// How long the thread spins after the last progress, as the driver's threads do.
-const SPIN: Duration = Duration::from_micros(500);
+/// How long the thread of a NIC spins after the last progress, as the driver's threads do.
+pub(in crate::provider) const SPIN: Duration = Duration::from_micros(500);
 /// How long of that time it spins without yielding the processor.
 const KEEP: Duration = Duration::from_micros(2);
 const SHORTEST_NAP: Duration = Duration::from_micros(40);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// The length of the sleep if no posts are expected; it only bounds the cost of a missed wake-up.
 const SLEEP: Duration = Duration::from_millis(100);
-/// How long after its last poll a thread that assists is expected to poll again.
+/// How long after its last poll a thread that assists is expected to poll again, and its longest
+/// sleep.
 const ASSISTED: Duration = Duration::from_micros(500);
+/// How long a thread that waits polls before it sleeps, and its first sleep.
+const YIELD: Duration = Duration::from_micros(55);
+/// How long of that time it keeps the processor.
+const HOLD: Duration = Duration::from_micros(10);
+const FIRST_NAP: Duration = Duration::from_micros(20);
 
 /// A queue pair, shared by the thread and its owner.
 pub(in crate::provider) type SharedRelay<Q> = Shared<Relay<Q>>;
@@ -47,6 +53,9 @@ pub(in crate::provider) trait Source: Send + Sync {
     /// Takes the events, after [`Source::fd`] was ready with `revents`. Returns whether there may be
     /// work.
     fn take_events(&self, relays: &[SharedRelay<Self::Queues>], revents: i16) -> bool;
+
+    /// Looks for events in each round, for the queue pairs; does not block.
+    fn look(&self) {}
 
     /// Work of the NIC that is of no queue pair; returns whether there was any.
     fn work(&self) -> bool {
@@ -71,6 +80,8 @@ pub(in crate::provider) struct Common<S: Source> {
     bell: OwnedFd,
     /// The GPU's thread polls the rings, and the NIC has no thread.
     by_gpu: bool,
+    /// How long the thread spins after the last progress.
+    spin: Duration,
     /// True while the thread is about to sleep, or asleep. Stored before the thread's last poll,
     /// loaded by `ring` after the stores that it announces: both sides have a full fence in
     /// between, so that one of them sees the other.
@@ -78,9 +89,9 @@ pub(in crate::provider) struct Common<S: Source> {
     /// Tells the thread to end; a wake-up by the bell follows.
     stop: AtomicBool,
     start: Instant,
-    /// When another thread last polled the rings, in nanoseconds since `start`; a hint, so it is
-    /// relaxed. 0: never.
-    assisted: AtomicU64,
+    /// Until when another thread does the work, in nanoseconds since `start`. A hint, so it is
+    /// relaxed.
+    leased: AtomicU64,
 }
 
 impl<S: Source + 'static> Common<S> {
@@ -90,6 +101,7 @@ impl<S: Source + 'static> Common<S> {
         source: S,
         host: Arc<dyn Host>,
         by_gpu: bool,
+        spin: Duration,
         operation: &'static str,
     ) -> Result<Common<S>> {
         // SAFETY: two numbers; the call returns a new descriptor, or -1.
@@ -107,10 +119,11 @@ impl<S: Source + 'static> Common<S> {
             // SAFETY: the descriptor is new and has no other owner.
             bell: unsafe { OwnedFd::from_raw_fd(bell) },
             by_gpu,
+            spin,
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             start: Instant::now(),
-            assisted: AtomicU64::new(0),
+            leased: AtomicU64::new(0),
         })
     }
 
@@ -168,31 +181,64 @@ impl<S: Source + 'static> Common<S> {
         self.ring();
     }
 
-    /// Advances one queue pair by the calling thread, or wakes the thread for it.
-    pub fn advance(&self, relay: &SharedRelay<S::Queues>) {
-        let advance = |relay: &mut Relay<S::Queues>| (relay.advance(), relay.queues.needs_thread());
-        let (busy, needs_thread) = relay.try_with(advance).unwrap_or((false, true));
-        if busy {
-            self.host.ring();
-        }
-        if needs_thread {
+    /// Sends what was posted to a queue pair by the calling thread, or wakes the thread for it.
+    pub fn push(&self, relay: &SharedRelay<S::Queues>) {
+        let push = |relay: &mut Relay<S::Queues>| {
+            relay.push();
+            relay.queues.needs_thread()
+        };
+        if relay.try_with(push).unwrap_or(true) {
             self.ring();
         }
     }
 
-    /// Polls every queue pair once, by a thread that waits. Returns whether there was work.
+    /// Polls every queue pair once, by a thread that waits and polls again at once. Returns whether
+    /// there was work.
     pub fn assist(&self) -> bool {
-        let since = self.start.elapsed().as_nanos() as u64;
-        self.assisted.store(since.max(1), Ordering::Relaxed);
+        self.lease(ASSISTED);
         // A list that changes is polled in the next call.
         let relays = self.relays.try_lock();
         relays.is_some_and(|mut relays| self.round(&mut relays))
     }
 
-    /// Whether another thread polls the rings.
-    fn is_assisted(&self) -> bool {
-        let last = self.assisted.load(Ordering::Relaxed);
-        last > 0 && self.start.elapsed() < Duration::from_nanos(last) + ASSISTED
+    /// Waits as [`Env::wait_until`](gds_step::Env::wait_until) does, and does the NIC's work
+    /// meanwhile. An event of the NIC ends a sleep.
+    pub fn wait_until(&self, deadline: Option<Time>, condition: &mut dyn FnMut() -> bool) -> bool {
+        let deadline = deadline.unwrap_or(Time::NEVER);
+        let mut last = None;
+        let mut nap = FIRST_NAP;
+        loop {
+            if condition() {
+                return true;
+            }
+            let now = self.host.now();
+            if now >= deadline {
+                return false;
+            }
+            let idle = now.since(*last.get_or_insert(now));
+            if idle >= YIELD {
+                let sleep = nap.min(deadline.since(now));
+                self.lease(sleep + ASSISTED);
+                poll(&mut [wait_for(self.source.fd())], sleep);
+                nap = (nap * 2).min(ASSISTED);
+            } else if idle >= HOLD {
+                std::thread::yield_now();
+            }
+            if self.assist() {
+                (last, nap) = (None, FIRST_NAP);
+            }
+        }
+    }
+
+    /// Leaves the work to the calling thread for a time.
+    fn lease(&self, time: Duration) {
+        let until = (self.start.elapsed() + time).as_nanos() as u64;
+        self.leased.store(until, Ordering::Relaxed);
+    }
+
+    /// Whether another thread does the work.
+    fn is_leased(&self) -> bool {
+        self.start.elapsed() < Duration::from_nanos(self.leased.load(Ordering::Relaxed))
     }
 
     /// The loop of the thread.
@@ -205,9 +251,11 @@ impl<S: Source + 'static> Common<S> {
         let mut last = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             self.follow(&mut relays, &mut seen);
-            if self.is_assisted() {
-                self.nap(ASSISTED / 2, -1);
-                self.source.take_events(&relays, libc::POLLIN);
+            if self.is_leased() {
+                self.asleep.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                self.nap(ASSISTED, -1);
+                self.asleep.store(false, Ordering::Relaxed);
                 self.source.work();
                 continue;
             }
@@ -218,7 +266,7 @@ impl<S: Source + 'static> Common<S> {
             let idle = last.elapsed();
             if idle < KEEP {
                 std::hint::spin_loop();
-            } else if idle < SPIN && !relays.is_empty() {
+            } else if idle < self.spin && !relays.is_empty() {
                 std::thread::yield_now();
             } else if self.sleep(&mut relays, seen, idle) {
                 last = Instant::now();
@@ -228,13 +276,14 @@ impl<S: Source + 'static> Common<S> {
 
     /// Polls every queue pair once; returns whether there was work.
     fn round(&self, relays: &mut [SharedRelay<S::Queues>]) -> bool {
+        self.source.look();
         let mut busy = false;
         for relay in relays {
             busy |= relay.step(Time::ZERO) == Step::Progress;
         }
         if busy {
-            // Streams may continue: the device thread must poll.
-            self.host.ring();
+            // Streams may continue.
+            self.host.stored();
         }
         busy
     }
@@ -277,22 +326,8 @@ impl<S: Source + 'static> Common<S> {
     /// Sleeps for `nap`, until the bell, or until `fd` is ready. Returns whether the bell rang, and
     /// what `fd` is ready for.
     fn nap(&self, nap: Duration, fd: RawFd) -> (bool, i16) {
-        let limit = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: nap.subsec_nanos().into(),
-        };
-        let wait = |fd| libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // `ppoll` ignores a negative descriptor.
-        let mut fds = [wait(self.bell.as_raw_fd()), wait(fd)];
-        // SAFETY: two entries, a time or none, and no mask.
-        let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &limit, std::ptr::null()) };
-        if ready <= 0 {
-            return (false, 0);
-        }
+        let mut fds = [wait_for(self.bell.as_raw_fd()), wait_for(fd)];
+        poll(&mut fds, nap);
         let rung = fds[0].revents != 0;
         if rung {
             let mut count = [0_u8; 8];
@@ -302,4 +337,22 @@ impl<S: Source + 'static> Common<S> {
         }
         (rung, fds[1].revents)
     }
+}
+
+fn wait_for(fd: RawFd) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    }
+}
+
+/// Sleeps until a descriptor is ready, at most for `limit`. Negative descriptors are ignored.
+fn poll(fds: &mut [libc::pollfd], limit: Duration) {
+    let limit = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    // SAFETY: the entries, a time, and no mask.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as u64, &limit, std::ptr::null()) };
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use gds_step::Mutex;
@@ -24,10 +25,10 @@ const PROOF: Duration = Duration::from_secs(5);
 /// Maximum number of proven connections that wait for their queue pair, and their time limit.
 const EARLY: usize = 4096;
 const WAIT: Duration = Duration::from_secs(30);
+/// Number of rounds from one look for events to the next.
+const LOOK: u32 = 8;
 /// Connections that are accepted in one step.
 const STEP: usize = 16;
-/// How many calls of a thread that does not sleep are without a look for new connections.
-const SELDOM: u32 = 64;
 
 struct Stranger {
     stream: TcpStream,
@@ -49,9 +50,6 @@ struct Guest {
 struct Hall {
     strangers: VecDeque<Stranger>,
     guests: VecDeque<Guest>,
-    /// Number of calls, and the events that have been followed.
-    calls: u32,
-    events: u32,
 }
 
 pub struct Door {
@@ -59,6 +57,8 @@ pub struct Door {
     pub shared: Arc<Shared>,
     listener: TcpListener,
     hall: Mutex<Hall>,
+    /// Counts the rounds over the queue pairs; relaxed, because only the pace depends on it.
+    rounds: AtomicU32,
     /// The queue pairs by number.
     pub qps: Mutex<BTreeMap<u32, SharedRelay<TcpQueues>>>,
 }
@@ -96,6 +96,7 @@ impl Door {
             shared,
             listener,
             hall: Mutex::default(),
+            rounds: AtomicU32::new(0),
             qps: Mutex::default(),
         })
     }
@@ -223,22 +224,25 @@ impl Source for Door {
         self.shared.poller.fd()
     }
 
+    fn look(&self) {
+        // Connections in use are read without a look.
+        if self
+            .rounds
+            .fetch_add(1, Ordering::Relaxed)
+            .is_multiple_of(LOOK)
+        {
+            self.shared.poller.look();
+        }
+    }
+
     fn take_events(&self, _: &[SharedRelay<TcpQueues>], _: i16) -> bool {
-        self.shared.poller.look()
+        self.shared.poller.look();
+        true
     }
 
     fn work(&self) -> bool {
         let hall = &mut *self.hall.lock();
-        hall.calls = hall.calls.wrapping_add(1);
-        if hall.calls.is_multiple_of(SELDOM) {
-            self.shared.poller.look();
-        }
-        let events = self.shared.poller.events();
-        let news = std::mem::replace(&mut hall.events, events) != events;
-        if !news && hall.strangers.is_empty() && hall.guests.is_empty() {
-            return false;
-        }
-        let mut busy = news && self.accept(hall);
+        let mut busy = self.shared.poller.take(&self.listener) && self.accept(hall);
         busy |= self.read_proofs(hall);
         busy |= self.lead_guests(hall);
         self.shared.poller.sweep();

@@ -8,7 +8,7 @@
 //! [`poller`] has all sockets of a device, [`address`] the address where peers connect to it.
 //!
 //! A thread of the device does the work, unless a thread of the application that waits does it
-//! ([`Nic::assist`]).
+//! ([`Nic::wait_until`]).
 
 mod address;
 mod dial;
@@ -26,12 +26,12 @@ mod wire;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gds_step::{Machine, MachineId, Shared as SharedMachine, Step, Thread, Time};
+use gds_step::{Awaits, Host, Machine, MachineId, Shared as SharedMachine, Step, Thread, Time};
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
 use self::door::Door;
@@ -40,7 +40,7 @@ use self::memory::Registrations;
 use self::poller::Poller;
 use self::queues::{Shared, TcpQueues};
 use self::wire::Sockets;
-use super::relay::thread::{Common, SharedRelay};
+use super::relay::thread::{Common, SPIN, SharedRelay};
 use super::relay::{Limits, Relay, Rings};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
@@ -63,6 +63,8 @@ const SHORTEST: Duration = Duration::from_secs(5);
 const LAST: Duration = Duration::from_millis(50);
 /// With this many processors, the threads of GPU and device have one each.
 const ENOUGH: usize = 4;
+/// How long the thread spins with fewer processors, where it takes one from a rank.
+const SHORT_SPIN: Duration = Duration::from_micros(20);
 
 /// Why a connection is of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,12 +165,23 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
     let name = at.to_string();
     let door = Door::new(name.clone(), Arc::clone(&shared), listener);
     let door = door.map_err(|e| system("the call epoll_ctl", e))?;
-    let common = Arc::new(Common::new(door, Arc::clone(gpu.host()), false, OPEN)?);
-    let thread = Some(common.spawn("gds-tcp", OPEN)?);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let spin = match processors < ENOUGH {
+        true => SHORT_SPIN,
+        false => SPIN,
+    };
+    let common = Arc::new(Common::new(
+        door,
+        Arc::clone(gpu.host()),
+        false,
+        spin,
+        OPEN,
+    )?);
+    let thread = Some(common.spawn("gds-tcp", OPEN)?);
     let machine = (gpu.is_software() && processors < ENOUGH).then(|| {
-        let assistant = Assistant(Arc::clone(&common));
-        gpu.host().attach(Thread::Device, Box::new(assistant))
+        let (gpu, common) = (gpu.clone(), Arc::clone(&common));
+        let host = Arc::clone(gpu.host());
+        host.attach(Thread::Device, Box::new(Assistant { gpu, common }))
     });
     Ok(Arc::new(TcpNic {
         name,
@@ -182,20 +195,27 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
     }))
 }
 
-/// The thread of a software GPU assists while streams run: with few processors two threads that spin
-/// would take turns at the scheduler's pace.
-struct Assistant(Arc<Common<Door>>);
+/// The thread of a software GPU assists while a stream waits: with few processors two threads that
+/// spin would take turns at the scheduler's pace.
+struct Assistant {
+    gpu: Gpu,
+    common: Arc<Common<Door>>,
+}
 
 impl Machine for Assistant {
     fn step(&mut self, _: Time) -> Step {
-        match self.0.assist() {
+        match self.gpu.runtime().waits() && self.common.assist() {
             true => Step::Progress,
             false => Step::IdleUntil(None),
         }
     }
 
     fn name(&self) -> String {
-        format!("{}.assistant", self.0.source.name)
+        format!("{}.assistant", self.common.source.name)
+    }
+
+    fn awaits(&self) -> Awaits {
+        Awaits::Rings
     }
 }
 
@@ -398,6 +418,10 @@ impl Nic for TcpNic {
         self.dereg_mr(ring);
     }
 
+    fn is_on_host(&self) -> bool {
+        false
+    }
+
     fn ring(&self) {
         self.common.ring();
     }
@@ -405,12 +429,17 @@ impl Nic for TcpNic {
     fn ring_sends(&self, qpn: u32) {
         // By the thread that posts: no change of threads before the first byte.
         if let Ok(relay) = self.relay(qpn, "post send") {
-            self.common.advance(&relay);
+            self.common.push(&relay);
         }
     }
 
-    fn assist(&self) {
-        self.common.assist();
+    fn wait_until(
+        &self,
+        _: &dyn Host,
+        deadline: Option<Time>,
+        condition: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        self.common.wait_until(deadline, condition)
     }
 
     fn expects(&self) -> bool {

@@ -34,9 +34,8 @@ const ACK_DELAY: Duration = Duration::from_micros(20);
 const ACK_AT: u64 = 32;
 /// Bytes that are received in one step; then other queue pairs have their turn.
 const STEP: usize = 512 * 1024;
-/// Number of steps without a byte after which the connection is read less often, and how often then.
-const QUIET: u32 = 4096;
-const SELDOM: u32 = 64;
+/// Number of steps after the last byte in which the connection is read at each.
+const HOT: u32 = 256;
 
 /// What all queue pairs of a device share.
 pub struct Shared {
@@ -120,9 +119,11 @@ pub struct TcpQueues {
     acked: u64,
     ack_since: Option<Instant>,
     done: VecDeque<ibv_wc>,
-    /// Steps since the last byte, and the events that have been followed.
-    idle: u32,
-    events: u32,
+    /// Whether the connection has bytes that were left for the next step.
+    more: bool,
+    /// Number of steps in which the connection is read without a look for events: a peer that has
+    /// just sent is likely to send again.
+    hot: u32,
     /// Whether a request of the peer was refused.
     refused_peer: bool,
 }
@@ -173,8 +174,8 @@ impl TcpQueues {
             acked: 0,
             ack_since: None,
             done: VecDeque::new(),
-            idle: 0,
-            events: 0,
+            more: false,
+            hot: 0,
             refused_peer: false,
         }
     }
@@ -245,7 +246,8 @@ impl TcpQueues {
             self.output.seal(Some(Seal::new(&ours)));
             self.input.seal(Some(Seal::new(&theirs)));
         }
-        (self.link, self.idle) = (Link::Open(wire), 0);
+        // What has arrived with the greeting was reported already.
+        (self.link, self.more) = (Link::Open(wire), true);
     }
 
     /// Closes the connection and forgets all requests: the queue pair is in its first state.
@@ -414,7 +416,8 @@ impl TcpQueues {
         let mut busy = false;
         loop {
             busy |= self.execute()?;
-            if received >= STEP || matches!(self.body, Body::Unmatched(_)) {
+            self.more = received >= STEP || matches!(self.body, Body::Unmatched(_));
+            if self.more {
                 return Ok(busy);
             }
             let Link::Open(wire) = &mut self.link else {
@@ -716,20 +719,18 @@ impl Queues for TcpQueues {
         match &self.link {
             Link::None | Link::Broken => return false,
             Link::Awaited | Link::Dialled(_) => return self.connecting(),
-            Link::Open(_) => {}
+            Link::Open(wire) => {
+                if !wire.may_read() && !self.more && self.hot == 0 {
+                    return false;
+                }
+            }
         }
-        let events = self.shared.poller.events();
-        self.idle = self.idle.saturating_add(1);
-        let seldom = self.idle > QUIET && !self.idle.is_multiple_of(SELDOM);
-        if seldom && events == self.events {
-            return false;
-        }
-        self.events = events;
         match self.receive() {
             Ok(busy) => {
-                if busy {
-                    self.idle = 0;
-                }
+                self.hot = match busy {
+                    true => HOT,
+                    false => self.hot.saturating_sub(1),
+                };
                 busy
             }
             Err(why) => {

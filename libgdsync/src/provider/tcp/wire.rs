@@ -30,6 +30,9 @@ pub trait Wire: Send {
     /// The memory is valid for reads.
     unsafe fn write(&mut self, from: &[iovec]) -> io::Result<usize>;
 
+    /// Whether the connection may have bytes, by what the system reported since the last call.
+    fn may_read(&self) -> bool;
+
     /// Whether the thread must wake when there is room.
     fn want_room(&mut self, wanted: bool);
 
@@ -101,17 +104,31 @@ impl Wire for Sockets {
     unsafe fn read(&mut self, into: &[iovec]) -> io::Result<usize> {
         let fd = self.read.as_raw_fd();
         // SAFETY: a live socket; the caller's promise for the memory.
-        counted(unsafe { libc::readv(fd, into.as_ptr(), into.len() as i32) })
+        counted(match into {
+            // Of both calls the cheaper.
+            [one] => unsafe { libc::recv(fd, one.iov_base, one.iov_len, 0) },
+            _ => unsafe { libc::readv(fd, into.as_ptr(), into.len() as i32) },
+        })
     }
 
     unsafe fn write(&mut self, from: &[iovec]) -> io::Result<usize> {
+        let fd = self.writes().as_raw_fd();
+        if let [one] = from {
+            // SAFETY: a live socket; the caller's promise for the memory. A closed peer is an error,
+            // no signal.
+            let n = unsafe { libc::send(fd, one.iov_base, one.iov_len, libc::MSG_NOSIGNAL) };
+            return counted(n);
+        }
         // SAFETY: a structure of numbers and pointers, all zero.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = from.as_ptr().cast_mut();
         message.msg_iovlen = from.len();
-        // SAFETY: a live socket; the caller's promise for the memory. A closed peer is an error, no
-        // signal.
-        counted(unsafe { libc::sendmsg(self.writes().as_raw_fd(), &message, libc::MSG_NOSIGNAL) })
+        // SAFETY: as above.
+        counted(unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) })
+    }
+
+    fn may_read(&self) -> bool {
+        self.poller.take(&self.read)
     }
 
     fn want_room(&mut self, wanted: bool) {

@@ -26,7 +26,7 @@ use self::queues::DeviceQueues;
 use super::ibv::IbvPort;
 use super::ibv::path::{self, Change};
 use super::relay::handles::{self, Handles};
-use super::relay::thread::{Common, SharedRelay};
+use super::relay::thread::{Common, SPIN, SharedRelay};
 use super::relay::{Limits, Relay, Rings};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
@@ -74,7 +74,13 @@ impl VerbsNic {
         let attributes = queues::attributes(context)?;
         let by_gpu = gpu_thread::wanted(gpu)?;
         let channel = Channel::new(context)?;
-        let common = Arc::new(Common::new(channel, Arc::clone(gpu.host()), by_gpu, OPEN)?);
+        let common = Arc::new(Common::new(
+            channel,
+            Arc::clone(gpu.host()),
+            by_gpu,
+            SPIN,
+            OPEN,
+        )?);
         let start = || common.spawn("gds-verbs", OPEN);
         let thread = (!by_gpu).then(start).transpose()?;
         let machine = by_gpu.then(|| gpu_thread::attach(&common));

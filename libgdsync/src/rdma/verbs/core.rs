@@ -306,7 +306,9 @@ impl QpCore {
         fence(Ordering::SeqCst);
         let register = &self.addrs.doorbell.cpu;
         register.store64_fenced(0, u64::from_ne_bytes(doorbell));
-        self.host.ring();
+        if self.nic.is_on_host() {
+            self.host.ring();
+        }
         self.nic.ring_sends(self.qpn());
     }
 
@@ -323,7 +325,9 @@ impl QpCore {
 
     /// Wakes the side that handles posts, which may sleep.
     pub fn ring_nic(&self) {
-        self.host.ring();
+        if self.nic.is_on_host() {
+            self.host.ring();
+        }
         self.nic.ring();
     }
 
@@ -398,8 +402,8 @@ impl QpCore {
             receives.cpu.store32(0, recv.cq.completed() as u32);
         }
         if busy || before != (send.fifo.retired(), recv.fifo.retired()) {
-            // Streams may continue: wakes the device thread.
-            self.host.ring();
+            // Streams may continue.
+            self.host.stored();
             busy = true;
         }
         busy

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use gds_step::{Machine, MachineId, Shared, Step, Thread};
+use gds_step::{Machine, MachineId, Shared, Step, Thread, Time};
 
 use super::cpu_thread::CpuThread;
 use super::watch::{FlushFaults, WatchList, Watcher};
@@ -139,13 +139,13 @@ impl Device {
         busy | flusher.is_some_and(|flusher| flusher.progress())
     }
 
-    /// Executes, by the calling thread, work that the CPU thread of [`Provider::Tcp`] would do, and
-    /// returns at once; with other providers it does nothing. A thread that polls for a completion or
-    /// for data of a peer may call it in each round: it spares the change of threads for each message.
-    /// While it does, and for half a millisecond afterwards, the CPU thread leaves the work to it.
-    #[inline]
-    pub fn assist(&self) {
-        self.nic().assist();
+    /// Waits until `condition` holds (returns `true`) or the deadline of the host's clock has passed
+    /// (returns `false`), as [`Env::wait_until`](gds_step::Env::wait_until) of the GPU's host does. With
+    /// [`Provider::Tcp`] the calling thread does the work of the CPU thread meanwhile, which spares the
+    /// change of threads for each message, and data of a peer end its sleep.
+    pub fn wait_until(&self, deadline: Option<Time>, condition: &mut dyn FnMut() -> bool) -> bool {
+        let host = self.0.gpu.host();
+        self.nic().wait_until(&**host, deadline, condition)
     }
 
     /// The provider and the NIC as text for reports: `emulated nic0`.

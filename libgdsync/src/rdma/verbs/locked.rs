@@ -106,7 +106,7 @@ impl QpCore {
         if !ended.is_empty() {
             drop(ended);
             self.letting_go.fetch_sub(1, Ordering::Release);
-            self.host.ring();
+            self.host.stored();
         }
     }
 }

@@ -7,6 +7,7 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{SendWqe, WqeFlags};
 
+use super::Locked;
 use super::core::{QpCore, RungBy};
 use super::locked::let_go;
 use super::{Qp, QpState, ReceiveRequest, SendRequest};
@@ -26,28 +27,57 @@ impl Qp {
     /// before a reset; `WrongState` if the queue pair is not connected or activated; `Failed` if it
     /// is in error. After each of these errors the request is as before.
     pub fn post(&mut self, request: SendRequest) -> Result<()> {
+        self.post_all([request])
+    }
+
+    /// Posts prepared requests from the CPU, in the order of their preparation, as [`Qp::post`] does,
+    /// with one doorbell for all. Without requests it does nothing.
+    ///
+    /// # Errors
+    /// As [`Qp::post`]; after an error none of the requests is posted.
+    pub fn post_all(&mut self, requests: impl IntoIterator<Item = SendRequest>) -> Result<()> {
         const OPERATION: &str = "post send";
-        self.own(request.queue, OPERATION)?;
         let mut guard = self.core.lock();
-        self.known(&guard, request.into(), OPERATION)?;
-        let state = self.usable(&mut guard, OPERATION)?;
-        let mark = state.send.fifo.mark();
-        let posted = state
-            .send
-            .post(Ticket(request.ticket), Poster::Cpu)
-            .map_err(|e| self.refused(OPERATION, e))?;
-        if let Some(index) = posted.edge
-            && !self.core.has_rung(state, index, mark.posted())
-        {
-            state.send.fifo.restore(mark);
-            let what = format!(
-                "a stream posted the previous request of {self:?} and has not rung its doorbell \
-                 yet; repeat the call, or use `post_within`"
-            );
-            return Err(Error::new(OPERATION, Kind::Busy, what));
+        let mark = guard.send.fifo.mark();
+        let posted = self.post_each(&mut guard, requests, OPERATION);
+        if posted.is_err() {
+            guard.send.fifo.restore(mark);
         }
-        self.core.ring_posted(state, &posted);
+        if let Some(last) = posted? {
+            self.core.ring_posted(&mut guard, &last);
+        }
         Ok(())
+    }
+
+    /// Posts requests, without a doorbell. Returns the last one.
+    fn post_each(
+        &self,
+        guard: &mut Locked<'_>,
+        requests: impl IntoIterator<Item = SendRequest>,
+        operation: &'static str,
+    ) -> Result<Option<Posted>> {
+        let before = guard.send.fifo.posted();
+        let mut last = None;
+        for request in requests {
+            self.own(request.queue, operation)?;
+            self.known(guard, request.into(), operation)?;
+            let state = self.usable(guard, operation)?;
+            let posted = state
+                .send
+                .post(Ticket(request.ticket), Poster::Cpu)
+                .map_err(|e| self.refused(operation, e))?;
+            if let Some(index) = posted.edge
+                && !self.core.has_rung(state, index, before)
+            {
+                let what = format!(
+                    "a stream posted the previous request of {self:?} and has not rung its doorbell \
+                     yet; repeat the call, or use `post_within`"
+                );
+                return Err(Error::new(operation, Kind::Busy, what));
+            }
+            last = Some(posted);
+        }
+        Ok(last)
     }
 
     /// Posts a prepared request from the CPU, as [`Qp::post`] does, but blocks for at most `limit`

@@ -63,7 +63,8 @@ impl Qp {
         let host = Arc::clone(&self.core.host);
         let deadline = host.now() + limit;
         let mut result = Ok(None);
-        host.wait_until(Some(deadline), &mut || {
+        let nic = Arc::clone(&self.core.nic);
+        nic.wait_until(&*host, Some(deadline), &mut || {
             result = self.poll(completion);
             !matches!(result, Ok(None))
         });

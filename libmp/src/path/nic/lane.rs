@@ -273,10 +273,10 @@ impl Lane {
         }
     }
 
-    /// Posts a put from the CPU.
+    /// Posts puts from the CPU, in their order and with one doorbell.
     #[inline]
-    pub fn post(&mut self, put: Put) -> Result<()> {
-        Ok(self.qp.post(put.0)?)
+    pub fn post(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
+        Ok(self.qp.post_all(puts.map(|put| put.0))?)
     }
 
     /// The queue pair, for lists over several lanes.
