@@ -103,10 +103,11 @@ fn counted(n: isize) -> io::Result<usize> {
 impl Wire for Sockets {
     unsafe fn read(&mut self, into: &[iovec]) -> io::Result<usize> {
         let fd = self.read.as_raw_fd();
-        // SAFETY: a live socket; the caller's promise for the memory.
         counted(match into {
             // Of both calls the cheaper.
+            // SAFETY: a live socket; the caller's promise for the memory.
             [one] => unsafe { libc::recv(fd, one.iov_base, one.iov_len, 0) },
+            // SAFETY: as above.
             _ => unsafe { libc::readv(fd, into.as_ptr(), into.len() as i32) },
         })
     }
