@@ -4,7 +4,7 @@ mod common;
 mod verbs_device;
 
 use common::*;
-use gdsync::rdma::TcpOptions;
+use gdsync::rdma::{Field, TcpOptions};
 
 /// A device of a job whose devices all have this key, on the loopback interface.
 fn open(gpu: &Gpu) -> gdsync::Result<Device> {
@@ -125,4 +125,36 @@ fn a_long_message_waits_for_its_receive_beyond_the_limit_of_the_connection() {
     a.wait(send, LIMIT).unwrap();
     b.wait(receive, LIMIT).unwrap();
     assert!(far.region().vec(0, LEN) == bytes);
+}
+
+/// A stream that waits for the word of the second must not find it without the payload of the first.
+#[test]
+fn requests_behind_one_that_this_side_refuses_have_no_effect() {
+    let gpu = Gpu::soft().unwrap();
+    for inline in [false, true] {
+        let (mut a, b) = apart(&gpu, &QpConfig::default());
+        let [near, far] = [&a, &b].map(|qp| memory_of(qp, 4096));
+        near.region().write(0, &[1; 64]).unwrap();
+        let span = |at| far.remote().span(at, 8).unwrap();
+        let before = a.signaled(&Work::write(&[near.sge(0, 8)], span(0)));
+        let bad = a.signaled(&Work::write(&[near.sge(0, 8)], span(64)));
+        let word = [near.sge(0, 8)];
+        let after = match inline {
+            true => a.signaled(&Work::write_inline(&[&[1; 8]], span(128))),
+            false => a.signaled(&Work::write(&word, span(128))),
+        };
+        let key = a.field32(bad, Field::Key(0)).unwrap();
+        key.store(0xdead_0000).unwrap();
+        let stream = gpu.stream().unwrap();
+        let list = [before, bad, after].map(Descriptor::Send);
+        a.post_on(&stream, &list).unwrap();
+        passes(&stream);
+        a.wait(before, LIMIT).unwrap();
+        for (send, status) in [(bad, Status::LOCAL_PROTECTION), (after, Status::FLUSHED)] {
+            assert_eq!(kind(a.wait(send, LIMIT)), Some(Kind::Failed(status)));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(far.region().bytes::<8>(0), [1; 8]);
+        assert_eq!(far.region().bytes::<8>(128), [0; 8]);
+    }
 }

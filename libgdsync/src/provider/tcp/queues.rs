@@ -127,6 +127,8 @@ pub struct TcpQueues {
     held: VecDeque<(Head, Data<'static>)>,
     /// Number of receives that the peer has announced, and of those that requests have taken.
     theirs: [u16; 2],
+    /// Whether a request was refused on this side: those behind it are not sent.
+    stopped: bool,
     output: Output,
     receives: VecDeque<Posted>,
     /// Number of receives that were posted, that the peer knows of, and that it has taken.
@@ -206,6 +208,7 @@ impl TcpQueues {
             first: 0,
             held: VecDeque::new(),
             theirs: [0; 2],
+            stopped: false,
             output: Output::default(),
             receives: VecDeque::new(),
             posted: 0,
@@ -309,7 +312,7 @@ impl TcpQueues {
         (self.theirs, self.posted, self.told, self.taken) = ([0; 2], 0, 0, 0);
         (self.output, self.input) = (Output::default(), Input::new());
         (self.body, self.ack_since, self.waiting_since) = (Body::Head, None, None);
-        self.refused_peer = false;
+        (self.refused_peer, self.stopped) = (false, false);
     }
 
     /// The connection is of no use any more: the oldest request fails, and all behind it are flushed.
@@ -755,10 +758,13 @@ impl Queues for TcpQueues {
             }
         }
         let outcome = match self.link {
+            _ if self.stopped => Err(IBV_WC_WR_FLUSH_ERR),
             Link::Broken => Err(IBV_WC_RETRY_EXC_ERR),
             _ => self.send(wr),
         };
         if let Err(status) = outcome {
+            // What is behind a request that fails must not take effect.
+            self.stopped = true;
             self.done.push_back(completion(wr.wr_id, status));
         }
         0
