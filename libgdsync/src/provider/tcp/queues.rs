@@ -117,6 +117,10 @@ pub struct TcpQueues {
     /// How long a peer may take to connect when a request waits, and to show a sign of life.
     limit: Option<Duration>,
     link: Link,
+    /// Whether the peer uses the open connection. The side that accepts does not know before the
+    /// first frame whether its verdict has arrived. Until then it writes nothing, and takes another
+    /// connection of the peer in place of this one.
+    confirmed: bool,
     /// This side and the peer, of the current connection.
     ends: [End; 2],
     waiting_since: Option<Instant>,
@@ -202,6 +206,7 @@ impl TcpQueues {
             ring,
             limit,
             link: Link::None,
+            confirmed: false,
             ends: [End::default(); 2],
             waiting_since: None,
             sent: VecDeque::new(),
@@ -260,7 +265,7 @@ impl TcpQueues {
     /// Connects the queue pair to itself.
     pub fn connect_to_itself(&mut self, ends: [End; 2], wire: Box<dyn Wire>) {
         self.ends = ends;
-        self.link = Link::Open(wire);
+        (self.link, self.confirmed) = (Link::Open(wire), true);
     }
 
     /// A connection by `wire` of a peer that has proven its claim.
@@ -273,18 +278,22 @@ impl TcpQueues {
         if claim.encrypted != self.shared.encrypted {
             return Offer::Refused(Verdict::Encryption);
         }
-        match &self.link {
-            Link::None => Offer::Later,
-            Link::Awaited if [claim.to, claim.from] == self.ends => match wire(self.limit) {
-                Some(wire) => {
-                    let [theirs, ours] = keys;
-                    self.open(wire, ours, theirs);
-                    Offer::Taken
-                }
-                None => Offer::Refused(Verdict::NotNow),
-            },
-            _ => Offer::Refused(Verdict::NotNow),
+        let awaited = match &self.link {
+            Link::None => return Offer::Later,
+            Link::Awaited => true,
+            Link::Open(_) => !self.confirmed,
+            _ => false,
+        };
+        if !awaited || [claim.to, claim.from] != self.ends {
+            return Offer::Refused(Verdict::NotNow);
         }
+        let Some(wire) = wire(self.limit) else {
+            return Offer::Refused(Verdict::NotNow);
+        };
+        self.await_again();
+        let [theirs, ours] = keys;
+        self.open(wire, ours, theirs);
+        Offer::Taken
     }
 
     fn open(&mut self, wire: Box<dyn Wire>, ours: Key, theirs: Key) {
@@ -295,13 +304,25 @@ impl TcpQueues {
         (self.link, self.idle) = (Link::Open(wire), 0);
     }
 
+    /// Drops a connection that the peer does not use; it connects again.
+    fn await_again(&mut self) {
+        if let Link::Open(wire) = std::mem::replace(&mut self.link, Link::Awaited) {
+            wire.close();
+        }
+        self.output.seal(None);
+        self.input.seal(None);
+        self.body = Body::Head;
+    }
+
     /// Closes the connection and forgets all requests: the queue pair is in its first state.
     pub fn reset(&mut self) {
         self.announce();
         let link = std::mem::replace(&mut self.link, Link::None);
         if let Link::Open(mut wire) = link {
             // What the peer has not read yet arrives all the same.
-            let _ = self.output.write(&mut *wire);
+            if self.confirmed {
+                let _ = self.output.write(&mut *wire);
+            }
             wire.close();
         }
         self.sent.clear();
@@ -312,7 +333,7 @@ impl TcpQueues {
         (self.theirs, self.posted, self.told, self.taken) = ([0; 2], 0, 0, 0);
         (self.output, self.input) = (Output::default(), Input::new());
         (self.body, self.ack_since, self.waiting_since) = (Body::Head, None, None);
-        (self.refused_peer, self.stopped) = (false, false);
+        (self.refused_peer, self.stopped, self.confirmed) = (false, false, false);
     }
 
     /// The connection is of no use any more: the oldest request fails, and all behind it are flushed.
@@ -540,6 +561,7 @@ impl TcpQueues {
                     };
                     let head = Head::decode(&bytes)?;
                     self.theirs[0] = head.receives;
+                    self.confirmed = true;
                     // The answer itself is not there yet.
                     if head.kind != Kind::Response {
                         self.retire(head.ack)?;
@@ -740,6 +762,10 @@ impl TcpQueues {
             return false;
         };
         self.open(wire, ours, theirs);
+        self.confirmed = true;
+        if self.output.is_empty() {
+            self.push_head(Head::new(Kind::Ack, 0));
+        }
         true
     }
 }
@@ -814,6 +840,10 @@ impl Queues for TcpQueues {
             Link::Awaited | Link::Dialled(_) => return self.connecting(),
             Link::Open(_) => {}
         }
+        if !self.confirmed && self.is_late() {
+            self.break_off(Broken::Late, IBV_WC_RETRY_EXC_ERR);
+            return true;
+        }
         let events = self.shared.poller.events();
         self.idle = self.idle.saturating_add(1);
         let seldom = self.idle > QUIET && !self.idle.is_multiple_of(SELDOM);
@@ -828,8 +858,12 @@ impl Queues for TcpQueues {
                 }
                 busy
             }
-            Err(why) => {
+            Err(why) if self.confirmed => {
                 self.break_off(why, IBV_WC_RETRY_EXC_ERR);
+                true
+            }
+            Err(_) => {
+                self.await_again();
                 true
             }
         }
@@ -848,7 +882,7 @@ impl Queues for TcpQueues {
         let Link::Open(wire) = &mut self.link else {
             return false;
         };
-        if self.output.is_empty() {
+        if self.output.is_empty() || !self.confirmed {
             return false;
         }
         match self.output.write(&mut **wire) {
