@@ -1,6 +1,6 @@
-//! All trials of `conformance` over the providers that need a NIC of verbs: the installed
-//! libibverbs and libmlx5, on virtual NICs by `libvmlx5.so`. The test prints the result of each
-//! run. `hardware`, `matrix` and `mp_matrix` run the trials over the linked-in virtual NIC.
+//! All trials of `conformance` over the providers that are not linked-in virtual NICs: over the
+//! installed libibverbs and libmlx5, on virtual NICs by `libvmlx5.so`, and over TCP on the loopback
+//! interface. The test prints the result of each run. `hardware`, `matrix` and `mp_matrix` run the trials over the linked-in virtual NIC.
 
 #[path = "../../libgdsync/tests/standin/mod.rs"]
 mod standin;
@@ -29,7 +29,7 @@ const DISORDER: &str = "loss=0.01,dup=0.01,reorder=0.01,ooo=0.5,seed=7";
 const ON_CUDA: &str = "cuda ";
 
 /// The runs: arguments behind `--over`, and laps of each ring.
-const RUNS: [(&[&str], &str); 16] = [
+const RUNS: [(&[&str], &str); 19] = [
     (&["mlx5", "gdsync"], "20"),
     (&["mlx5", "matrix"], "4"),
     (&["mlx5", "mp", "--gpu", "soft"], "1"),
@@ -48,7 +48,13 @@ const RUNS: [(&[&str], &str); 16] = [
     (&["verbs", "--link", "roce", "mp", "--few"], "1"),
     (&["mlx5", "gdsync", ON_CUDA], "2"),
     (&["verbs", "gdsync", ON_CUDA], "2"),
+    (&[TCP, "gdsync"], "300"),
+    (&[TCP, "matrix"], "100"),
+    (&[TCP, "gdsync", ON_CUDA], "2"),
 ];
+
+/// The provider that needs no NIC.
+const TCP: &str = "tcp";
 
 /// Whether rdma-core is installed.
 fn is_installed() -> bool {
@@ -98,8 +104,12 @@ fn is_over(end: &str, words: &[&str]) -> bool {
     let kind = words
         .iter()
         .find(|w| ["gdsync", "matrix", "mp"].contains(w));
+    let nic = match words[0] {
+        TCP => "127.0.0.1",
+        _ => "mlx5_0:1",
+    };
     let ran = |line: &str| {
-        let line = line.strip_prefix(&format!("{} on mlx5_0:1: ", words[0]))?;
+        let line = line.strip_prefix(&format!("{} on {nic}: ", words[0]))?;
         let (count, _) = line
             .strip_prefix(&format!("{}: ", kind?))?
             .split_once(" run")?;
@@ -118,6 +128,7 @@ fn main() {
         virtual_nic::library();
     }
     let trials = RUNS.map(|(words, laps)| {
+        let here = here || words[0] == TCP;
         let title = match here {
             true => format!("over {}", words.join(" ")),
             false => format!("over {} (needs rdma-core)", words.join(" ")),

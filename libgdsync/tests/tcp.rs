@@ -4,7 +4,7 @@ mod common;
 mod verbs_device;
 
 use common::*;
-use gdsync::rdma::TcpOptions;
+use gdsync::rdma::{Field, TcpOptions};
 
 /// A device of a job whose devices all have this key, on the loopback interface.
 fn open(gpu: &Gpu) -> gdsync::Result<Device> {
@@ -53,4 +53,108 @@ fn a_stream_outlives_the_device() {
 #[test]
 fn counters_wrap() {
     verbs_device::counters_wrap(open);
+}
+
+/// Both sides of a connection on the loopback interface, each of a device of its own.
+fn apart(gpu: &Gpu, config: &QpConfig) -> (Qp, Qp) {
+    let new = || open(gpu).unwrap().alloc_pd().unwrap();
+    let mut a = new().create_qp(config).unwrap();
+    let mut b = new().create_qp(config).unwrap();
+    connect(&mut a, &mut b);
+    (a, b)
+}
+
+fn memory_of(qp: &Qp, len: usize) -> Mr {
+    memory(qp.pd(), MemoryKind::Pinned, len, Access::ALL)
+}
+
+/// Neither a request of the other side nor its answer waits for a receive that is not posted.
+#[test]
+fn requests_pass_messages_that_wait_for_a_receive() {
+    let gpu = Gpu::soft().unwrap();
+    let (mut a, mut b) = apart(&gpu, &QpConfig::default());
+    let [near, far] = [&a, &b].map(|qp| memory_of(qp, 4096));
+    let to_near = near.remote().span(64, 8).unwrap();
+    let to_far = far.remote().span(64, 8).unwrap();
+    let list = [near.sge(0, 8)];
+    let back = [far.sge(0, 8)];
+    near.region().write(0, b"from a, ").unwrap();
+    far.region().write(0, b"from b, ").unwrap();
+    let sends = [a.start(&Work::send(&list)), b.start(&Work::send(&back))];
+    let after = a.start(&Work::write(&list, to_far));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(a.poll(sends[0]).unwrap(), None);
+    // A request behind a message without a receive waits too.
+    assert_eq!(a.poll(after).unwrap(), None);
+    assert_eq!(far.region().bytes::<8>(64), [0; 8]);
+    let [into_near, into_far] = [[near.sge(128, 8)], [far.sge(128, 8)]];
+    let first = b.receive(&into_far);
+    a.wait(after, LIMIT).unwrap();
+    b.wait(first, LIMIT).unwrap();
+    assert_eq!(&far.region().bytes(128), b"from a, ");
+    assert_eq!(&far.region().bytes(64), b"from a, ");
+    // The message of b still waits; a's requests are executed and answered all the same.
+    a.complete(&Work::read(
+        &[near.sge(256, 8)],
+        far.remote().span(0, 8).unwrap(),
+    ));
+    a.complete(&Work::fetch_add(&[near.sge(264, 8)], to_far, 1));
+    a.complete(&Work::write(&list, to_far));
+    assert_eq!(&near.region().bytes(256), b"from b, ");
+    assert_eq!(b.poll(sends[1]).unwrap(), None);
+    let second = a.receive(&into_near);
+    b.wait(sends[1], LIMIT).unwrap();
+    a.wait(second, LIMIT).unwrap();
+    b.complete(&Work::write(&back, to_near));
+    assert_eq!(&near.region().bytes(128), b"from b, ");
+}
+
+/// The peer is alive, although it takes the message much later than the connection's time limit.
+#[test]
+fn a_long_message_waits_for_its_receive_beyond_the_limit_of_the_connection() {
+    const LEN: usize = 16 << 20;
+    let gpu = Gpu::soft().unwrap();
+    // The shortest limit: 5 s.
+    let (mut a, mut b) = apart(&gpu, &QpConfig::default().ack_timeout(1));
+    let [near, far] = [&a, &b].map(|qp| memory_of(qp, LEN));
+    let bytes: Vec<u8> = (0..LEN).map(|i| (i / 1000) as u8).collect();
+    near.region().write(0, &bytes).unwrap();
+    let send = a.start(&Work::send(&[near.sge(0, LEN as u32)]));
+    std::thread::sleep(Duration::from_secs(8));
+    let receive = b.receive(&[far.sge(0, LEN as u32)]);
+    a.wait(send, LIMIT).unwrap();
+    b.wait(receive, LIMIT).unwrap();
+    assert!(far.region().vec(0, LEN) == bytes);
+}
+
+/// A stream that waits for the word of the second must not find it without the payload of the first.
+#[test]
+fn requests_behind_one_that_this_side_refuses_have_no_effect() {
+    let gpu = Gpu::soft().unwrap();
+    for inline in [false, true] {
+        let (mut a, b) = apart(&gpu, &QpConfig::default());
+        let [near, far] = [&a, &b].map(|qp| memory_of(qp, 4096));
+        near.region().write(0, &[1; 64]).unwrap();
+        let span = |at| far.remote().span(at, 8).unwrap();
+        let before = a.signaled(&Work::write(&[near.sge(0, 8)], span(0)));
+        let bad = a.signaled(&Work::write(&[near.sge(0, 8)], span(64)));
+        let word = [near.sge(0, 8)];
+        let after = match inline {
+            true => a.signaled(&Work::write_inline(&[&[1; 8]], span(128))),
+            false => a.signaled(&Work::write(&word, span(128))),
+        };
+        let key = a.field32(bad, Field::Key(0)).unwrap();
+        key.store(0xdead_0000).unwrap();
+        let stream = gpu.stream().unwrap();
+        let list = [before, bad, after].map(Descriptor::Send);
+        a.post_on(&stream, &list).unwrap();
+        passes(&stream);
+        a.wait(before, LIMIT).unwrap();
+        for (send, status) in [(bad, Status::LOCAL_PROTECTION), (after, Status::FLUSHED)] {
+            assert_eq!(kind(a.wait(send, LIMIT)), Some(Kind::Failed(status)));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(far.region().bytes::<8>(0), [1; 8]);
+        assert_eq!(far.region().bytes::<8>(128), [0; 8]);
+    }
 }

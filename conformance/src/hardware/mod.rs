@@ -40,6 +40,7 @@ use crate::rig::{Rig, Runtime};
 use faults::PATHS;
 use mp::{killed, lost, processes};
 use suite::Suite;
+use unsupported::{ANY_DATAGRAMS, Lack};
 
 /// The variable with the number of hardware channels of a context.
 const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -225,6 +226,11 @@ fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
         return;
     }
     let provider = suite.chosen.provider;
+    if Lack::of(provider, ANY_DATAGRAMS).is_some() {
+        let first = vec![0; datagrams::AXES.len()];
+        let run = move |rig: &Rig| datagrams::run(rig, &first, rounds()?);
+        return add(suite, runtime, ANY_DATAGRAMS, run);
+    }
     let cells = unsupported::cells(provider, &datagrams::AXES, few, |keep| {
         cover::pairwise(&datagrams::AXES, |cell| {
             datagrams::is_valid(provider, cell) && keep(cell)

@@ -21,10 +21,11 @@ usage: conformance --all [--few]
 
   --all          runs gdsync, matrix and mp one after the other, over the NIC that GDS_PROVIDER
                  and GDS_NIC name, with MP_PATH=nic
-  PROVIDER       emulated, mlx5 or verbs; mlx5 and verbs run on libvmlx5.so, which must be beside
-                 this program
+  PROVIDER       emulated, mlx5, verbs or tcp; mlx5 and verbs run on libvmlx5.so, which must be
+                 beside this program
   --link LINK    link of the virtual NICs, for mlx5 and verbs: ib or roce (default: ib)
-  --faults WORDS faults of the virtual NICs, in the words of VMLX5_FAULTS (default: none)
+  --faults WORDS faults of the virtual NICs, in the words of VMLX5_FAULTS (default: none); not
+                 for tcp
   --few          each setting of a matrix once, instead of each pair of settings
 
 Without a name, all three kinds of trials run.
@@ -56,7 +57,12 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Parsed> {
         "--all" => Provider::Auto,
         "--over" => {
             let named = words.next()?;
-            let all = [Provider::Emulated, Provider::Mlx5, Provider::Verbs];
+            let all = [
+                Provider::Emulated,
+                Provider::Mlx5,
+                Provider::Verbs,
+                Provider::Tcp,
+            ];
             all.into_iter().find(|p| p.to_string() == named)?
         }
         _ => return None,
@@ -72,8 +78,9 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Parsed> {
         match word.as_str() {
             "--few" => parsed.arguments.push(word),
             _ if provider == Provider::Auto => return None,
-            // The linked-in NIC has its own links, so the option does not apply.
-            "--link" if provider == Provider::Emulated => return None,
+            // Only virtual NICs of verbs have a choice of links, and only virtual NICs have faults.
+            "--link" if !on_verbs(provider) => return None,
+            "--faults" if provider == Provider::Tcp => return None,
             "--link" => parsed.link = words.next().filter(|l| l == "ib" || l == "roce")?,
             "--faults" => parsed.faults = Some(words.next()?),
             kind => {
@@ -83,6 +90,11 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Parsed> {
         }
     }
     Some(parsed)
+}
+
+/// Whether a provider needs a NIC of verbs.
+fn on_verbs(provider: Provider) -> bool {
+    matches!(provider, Provider::Mlx5 | Provider::Verbs)
 }
 
 /// Whether a command line that begins with this word is for [`command`].
@@ -142,7 +154,7 @@ fn process(parsed: &Parsed, kind: &str) -> Verdict<Command> {
         };
         command.env(name, faults);
     }
-    if parsed.provider == Provider::Emulated {
+    if !on_verbs(parsed.provider) {
         return Ok(command);
     }
     let library = own.with_file_name("libvmlx5.so");
@@ -197,5 +209,9 @@ mod tests {
         // An option that would have no effect is refused.
         assert_eq!(parsed("--over emulated --link roce"), None);
         assert!(parsed("--over emulated matrix").is_some());
+        let tcp = parsed("--over tcp gdsync").unwrap();
+        assert_eq!(tcp.provider, Provider::Tcp);
+        assert_eq!(parsed("--over tcp --link ib"), None);
+        assert_eq!(parsed("--over tcp --faults loss=0.01"), None);
     }
 }

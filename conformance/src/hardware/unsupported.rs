@@ -34,6 +34,10 @@ const READ_BY_CPU: (&str, &str) = (
     "queues are in pinned memory",
     "a CPU thread polls the queues; the library uses pinned memory instead",
 );
+const DATAGRAMS: (&str, &str) = (
+    "TCP carries no datagrams",
+    "a connection of TCP has one peer",
+);
 
 const fn lack(
     provider: Provider,
@@ -48,8 +52,11 @@ const fn lack(
     }
 }
 
+/// The trial that stands for all trials of datagrams where there are none.
+pub const ANY_DATAGRAMS: &str = "datagrams";
+
 /// The list.
-pub const TABLE: [Lack; 10] = [
+pub const TABLE: [Lack; 15] = [
     lack(Provider::Mlx5, "from 2^16-9", FIRST),
     lack(Provider::Mlx5, "from 2^32-9", FIRST),
     lack(Provider::Mlx5, "queues device", PINNED),
@@ -60,6 +67,11 @@ pub const TABLE: [Lack; 10] = [
     lack(Provider::Verbs, "rings device", READ_BY_CPU),
     lack(Provider::Verbs, "completions device", READ_BY_CPU),
     lack(Provider::Verbs, "record device", READ_BY_CPU),
+    lack(Provider::Tcp, "queues device", READ_BY_CPU),
+    lack(Provider::Tcp, "rings device", READ_BY_CPU),
+    lack(Provider::Tcp, "completions device", READ_BY_CPU),
+    lack(Provider::Tcp, "record device", READ_BY_CPU),
+    lack(Provider::Tcp, ANY_DATAGRAMS, DATAGRAMS),
 ];
 
 /// The trials that run only over the linked-in virtual NIC, and the reason.
@@ -153,7 +165,7 @@ mod tests {
                 cells.filter_map(of).any(|trials| trials == lack.trials)
             };
             assert!(
-                tried(&programs::AXES) || tried(&matrix::AXES),
+                tried(&programs::AXES) || tried(&matrix::AXES) || lack.trials == ANY_DATAGRAMS,
                 "no trial is called {:?}",
                 lack.trials
             );

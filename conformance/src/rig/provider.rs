@@ -1,12 +1,13 @@
 //! The provider of the trials: the value of `GDS_PROVIDER` on the software GPU, read once in each
 //! process, and the NICs that the provider opens.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gdsync::EmulatedOptions;
 use gdsync::gpu::Gpu;
-use gdsync::rdma::{Device, DeviceOptions, NicChoice, Provider};
+use gdsync::rdma::{Device, DeviceOptions, NicChoice, Provider, TcpOptions};
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 use super::verdict::{Verdict, ensure};
@@ -22,12 +23,17 @@ pub enum Net {
     Host,
 }
 
+/// The key of the devices of all processes of a trial over TCP, which are on one host.
+const KEY: [u8; 32] = *b"the key of conformance over TCP.";
+/// The address of these devices.
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
 /// The provider and NIC that the environment chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// The provider.
     pub provider: Provider,
-    /// The NIC, by its provider's name: `mlx5_0:1`.
+    /// The NIC, by its provider's name: `mlx5_0:1`; over TCP, the address: `127.0.0.1`.
     pub nic: String,
 }
 
@@ -37,10 +43,12 @@ pub fn chosen() -> Verdict<&'static Chosen> {
     let open = || -> gdsync::Result<Chosen> {
         let device = Device::from_env(&Gpu::open("soft")?)?;
         let name = device.name();
-        Ok(Chosen {
-            provider: device.provider(),
-            nic: name.split_once(' ').map_or("", |(_, nic)| nic).to_owned(),
-        })
+        let provider = device.provider();
+        let nic = match provider {
+            Provider::Tcp => LOOPBACK.to_string(),
+            _ => name.split_once(' ').map_or("", |(_, nic)| nic).to_owned(),
+        };
+        Ok(Chosen { provider, nic })
     };
     let chosen = CHOSEN.get_or_init(|| open().map_err(|e| e.to_string()));
     Ok(chosen.as_ref()?)
@@ -77,12 +85,13 @@ pub fn was_alone() -> bool {
 
 /// Opens a NIC.
 pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
-    let options = DeviceOptions::default().provider(provider);
+    let tcp = TcpOptions::default().address(LOOPBACK).key(KEY);
+    let options = DeviceOptions::default().provider(provider).tcp(tcp);
     Device::open_with(gpu, &options)
 }
 
-/// Two NICs, or one NIC twice, with the link `net` between them. Of a provider for real NICs: a NIC
-/// and its neighbour in the kernel's numbering, or, if there is only one, this one opened twice,
+/// Two NICs, or one NIC twice, with the link `net` between them. Over TCP, each device is a NIC of its
+/// own. Of a provider for real NICs: a NIC and its neighbour in the kernel's numbering, or, if there is only one, this one opened twice,
 /// which [`was_alone`] reports.
 pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Device; 2]> {
     if provider == Provider::Emulated && net != Net::Host {
@@ -96,7 +105,8 @@ pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Devi
     }
     let first = open(provider, gpu)?;
     let again = || {
-        ALONE.store(provider != Provider::Emulated, Ordering::Relaxed);
+        let own = [Provider::Emulated, Provider::Tcp].contains(&provider);
+        ALONE.store(!own, Ordering::Relaxed);
         open(provider, gpu)
     };
     let second = match net {
@@ -117,6 +127,9 @@ pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Devi
 
 /// `mlx5_1` for a device `mlx5_0`, and the reverse.
 fn neighbour(device: &Device) -> Option<NicChoice> {
+    if device.provider() == Provider::Tcp {
+        return None;
+    }
     let name = device.name();
     let (_, nic) = name.split_once(' ')?;
     let (nic, _port) = nic.split_once(':')?;

@@ -171,8 +171,8 @@ impl Door {
         let mut stream = Some(stream);
         let open = |limit| {
             let mut stream = stream.take()?;
-            put(&mut stream, &session.verdict(&bytes, Verdict::Welcome)).ok()?;
             wire::prepare(&stream, limit).ok()?;
+            put(&mut stream, &session.verdict(&bytes, Verdict::Welcome)).ok()?;
             Some(Box::new(Sockets::over(stream, &self.shared.poller)) as Box<dyn Wire>)
         };
         let offer = match relay {

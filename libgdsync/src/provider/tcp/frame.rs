@@ -1,19 +1,23 @@
 //! Frames: what two queue pairs send each other on their connection. Pure.
 //!
 //! A frame is a head of [`HEAD`] bytes and its payload. Requests have no numbers: both sides count
-//! them. `ack` in each head is the number of the receiver's requests that the sender has executed.
-//! All numbers are little-endian.
+//! them. `ack` in each head is the number of the receiver's requests that the sender has executed,
+//! `receives` the number of receives that the sender has posted: a request that takes a receive is
+//! sent only if there is one, so that each side reads on whatever its receives. All numbers are
+//! little-endian.
 //!
 //! | bytes | content |
 //! |---|---|
 //! | 0 | kind |
 //! | 1 | syndrome, of [`Kind::Refuse`] |
-//! | 2..4 | 0 |
+//! | 2..4 | `receives`, modulo 2^16 |
 //! | 4..8 | length of the data; of a READ, what it asks for |
 //! | 8..16 | remote address |
 //! | 16..20 | remote key |
 //! | 20..24 | immediate data, as in the request |
 //! | 24..32 | `ack` |
+//!
+//! What a kind does not use is 0.
 
 use super::Broken;
 
@@ -37,7 +41,7 @@ pub enum Kind {
     FetchAdd,
     /// The answer to the oldest READ or atomic.
     Response,
-    /// Nothing but `ack`.
+    /// Nothing but `ack` and `receives`.
     Ack,
     /// The request behind those that `ack` counts is refused; no other follows.
     Refuse,
@@ -66,6 +70,16 @@ impl Kind {
         )
     }
 
+    /// Whether it names memory of the peer.
+    fn names_memory(self) -> bool {
+        self.fetches() || matches!(self, Kind::Write | Kind::WriteImm)
+    }
+
+    /// Whether it has immediate data.
+    pub fn has_imm(self) -> bool {
+        matches!(self, Kind::WriteImm | Kind::SendImm | Kind::SendInvalidate)
+    }
+
     /// Whether the peer answers with data.
     pub fn fetches(self) -> bool {
         matches!(self, Kind::Read | Kind::CompareSwap | Kind::FetchAdd)
@@ -82,6 +96,7 @@ pub struct Head {
     pub rkey: u32,
     pub imm: u32,
     pub ack: u64,
+    pub receives: u16,
 }
 
 impl Head {
@@ -94,6 +109,28 @@ impl Head {
             rkey: 0,
             imm: 0,
             ack: 0,
+            receives: 0,
+        }
+    }
+
+    /// The same without what its kind does not use.
+    pub fn used(self) -> Head {
+        let Head { kind, .. } = self;
+        let (memory, data) = (
+            kind.names_memory(),
+            !matches!(kind, Kind::Ack | Kind::Refuse),
+        );
+        Head {
+            syndrome: if kind == Kind::Refuse {
+                self.syndrome
+            } else {
+                0
+            },
+            len: if data { self.len } else { 0 },
+            addr: if memory { self.addr } else { 0 },
+            rkey: if memory { self.rkey } else { 0 },
+            imm: if kind.has_imm() { self.imm } else { 0 },
+            ..self
         }
     }
 
@@ -102,6 +139,7 @@ impl Head {
         let kind = KINDS.iter().position(|kind| *kind == self.kind);
         b[0] = kind.unwrap_or_default() as u8 + 1;
         b[1] = self.syndrome;
+        b[2..4].copy_from_slice(&self.receives.to_le_bytes());
         b[4..8].copy_from_slice(&self.len.to_le_bytes());
         b[8..16].copy_from_slice(&self.addr.to_le_bytes());
         b[16..20].copy_from_slice(&self.rkey.to_le_bytes());
@@ -124,6 +162,7 @@ impl Head {
             rkey: word(16),
             imm: word(20),
             ack: wide(24),
+            receives: u16::from_le_bytes([b[2], b[3]]),
         };
         if head.len > MOST {
             return Err(Broken::Frame("its data are too long"));
@@ -132,9 +171,9 @@ impl Head {
         if atomic && head.len != 8 {
             return Err(Broken::Frame("an atomic is not of 8 bytes"));
         }
-        match head.encode() == *b {
+        match head.used() == head {
             true => Ok(head),
-            false => Err(Broken::Frame("reserved bytes are not zero")),
+            false => Err(Broken::Frame("bytes that its kind does not use are not 0")),
         }
     }
 }
@@ -152,14 +191,23 @@ mod tests {
                 rkey: 0xdead_beef,
                 imm: 7,
                 ack: u64::MAX,
+                receives: 0xfedc,
                 ..Head::new(kind, 8)
             };
-            let bytes = head.encode();
-            assert_eq!(Head::decode(&bytes), Ok(head));
-            for (at, value) in [(0, 0), (0, 12), (0, 0xff), (2, 1), (3, 0x80), (7, 0x81)] {
+            let used = head.used();
+            let bytes = used.encode();
+            assert_eq!(Head::decode(&bytes), Ok(used));
+            for (at, value) in [(0, 0), (0, 12), (0, 0xff), (7, 0x81)] {
                 let mut other = bytes;
                 other[at] = value;
                 assert!(Head::decode(&other).is_err(), "{kind:?} byte {at}");
+            }
+            // Each byte that the kind does not use.
+            for (at, byte) in head.encode().into_iter().enumerate() {
+                let mut other = bytes;
+                other[at] = byte;
+                let refused = Head::decode(&other).is_err();
+                assert_eq!(refused, byte != bytes[at], "{kind:?} byte {at}");
             }
         }
         assert!(Head::decode(&Head::new(Kind::FetchAdd, 16).encode()).is_err());

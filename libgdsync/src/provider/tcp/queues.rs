@@ -4,6 +4,10 @@
 //! complete when the peer's count of executed requests covers it, and a READ or an atomic when its
 //! answer is there. The count travels in the head of each frame. If no frame is sent for a moment, a
 //! frame carries it alone, so an exchange of short messages costs one segment each way.
+//!
+//! A request that takes a receive is held back, and those behind it, until the peer has announced a
+//! receive for it. So a connection never stops for a receive, and what a side has not executed yet
+//! never stands in front of an answer.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -32,6 +36,8 @@ pub const FETCHES: usize = 16;
 const ACK_DELAY: Duration = Duration::from_micros(20);
 /// Number of executed requests whose count does not wait.
 const ACK_AT: u64 = 32;
+/// While the peer knows of so many receives, more are not announced by a frame of their own.
+const ENOUGH: u16 = 32;
 /// Bytes that are received in one step; then other queue pairs have their turn.
 const STEP: usize = 512 * 1024;
 /// Number of steps after the last byte in which the connection is read at each.
@@ -77,12 +83,18 @@ struct Posted {
     sink: Sink,
 }
 
+/// The bytes behind the head of a request.
+enum Data<'a> {
+    /// Inline data of an entry.
+    Inline(&'a [ibv_sge]),
+    Bytes(Vec<u8>),
+    Memory(Vec<Piece>),
+}
+
 /// A request or an answer of the peer whose payload is being received.
 enum Body {
     /// None: the next bytes are a head.
     Head,
-    /// The request waits for a receive.
-    Unmatched(Head),
     Payload(Head, Payload),
     Operands(Head, Piece),
 }
@@ -104,14 +116,28 @@ pub struct TcpQueues {
     /// How long a peer may take to connect when a request waits, and to show a sign of life.
     limit: Option<Duration>,
     link: Link,
+    /// Whether the peer uses the open connection. The side that accepts does not know before the
+    /// first frame whether its verdict has arrived. Until then it writes nothing, and takes another
+    /// connection of the peer in place of this one.
+    confirmed: bool,
     /// This side and the peer, of the current connection.
     ends: [End; 2],
     waiting_since: Option<Instant>,
     sent: VecDeque<Sent>,
     /// Number of the oldest request in `sent`: so many are complete.
     first: u64,
+    /// The last requests of `sent`, if they wait for a receive of the peer.
+    held: VecDeque<(Head, Data<'static>)>,
+    /// Number of receives that the peer has announced, and of those that requests have taken.
+    theirs: [u16; 2],
+    /// Whether a request was refused on this side: those behind it are not sent.
+    stopped: bool,
     output: Output,
     receives: VecDeque<Posted>,
+    /// Number of receives that were posted, that the peer knows of, and that it has taken.
+    posted: u16,
+    told: u16,
+    taken: u16,
     input: Input,
     body: Body,
     /// Number of the peer's requests that are executed, and that the peer knows to be.
@@ -126,6 +152,25 @@ pub struct TcpQueues {
     hot: u32,
     /// Whether a request of the peer was refused.
     refused_peer: bool,
+}
+
+impl Data<'_> {
+    /// The same, for longer than the call of the relay.
+    fn kept(self) -> Data<'static> {
+        match self {
+            Data::Inline(sges) => {
+                let bytes = sges.iter().flat_map(|sge| {
+                    // SAFETY: inline data of the entry, which the relay keeps during its call.
+                    unsafe {
+                        std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize)
+                    }
+                });
+                Data::Bytes(bytes.copied().collect())
+            }
+            Data::Bytes(bytes) => Data::Bytes(bytes),
+            Data::Memory(pieces) => Data::Memory(pieces),
+        }
+    }
 }
 
 /// A completion.
@@ -162,12 +207,19 @@ impl TcpQueues {
             ring,
             limit,
             link: Link::None,
+            confirmed: false,
             ends: [End::default(); 2],
             waiting_since: None,
             sent: VecDeque::new(),
             first: 0,
+            held: VecDeque::new(),
+            theirs: [0; 2],
+            stopped: false,
             output: Output::default(),
             receives: VecDeque::new(),
+            posted: 0,
+            told: 0,
+            taken: 0,
             input: Input::new(),
             body: Body::Head,
             executed: 0,
@@ -214,7 +266,7 @@ impl TcpQueues {
     /// Connects the queue pair to itself.
     pub fn connect_to_itself(&mut self, ends: [End; 2], wire: Box<dyn Wire>) {
         self.ends = ends;
-        self.link = Link::Open(wire);
+        (self.link, self.confirmed) = (Link::Open(wire), true);
     }
 
     /// A connection by `wire` of a peer that has proven its claim.
@@ -227,18 +279,22 @@ impl TcpQueues {
         if claim.encrypted != self.shared.encrypted {
             return Offer::Refused(Verdict::Encryption);
         }
-        match &self.link {
-            Link::None => Offer::Later,
-            Link::Awaited if [claim.to, claim.from] == self.ends => match wire(self.limit) {
-                Some(wire) => {
-                    let [theirs, ours] = keys;
-                    self.open(wire, ours, theirs);
-                    Offer::Taken
-                }
-                None => Offer::Refused(Verdict::NotNow),
-            },
-            _ => Offer::Refused(Verdict::NotNow),
+        let awaited = match &self.link {
+            Link::None => return Offer::Later,
+            Link::Awaited => true,
+            Link::Open(_) => !self.confirmed,
+            _ => false,
+        };
+        if !awaited || [claim.to, claim.from] != self.ends {
+            return Offer::Refused(Verdict::NotNow);
         }
+        let Some(wire) = wire(self.limit) else {
+            return Offer::Refused(Verdict::NotNow);
+        };
+        self.await_again();
+        let [theirs, ours] = keys;
+        self.open(wire, ours, theirs);
+        Offer::Taken
     }
 
     fn open(&mut self, wire: Box<dyn Wire>, ours: Key, theirs: Key) {
@@ -250,23 +306,36 @@ impl TcpQueues {
         (self.link, self.more) = (Link::Open(wire), true);
     }
 
+    /// Drops a connection that the peer does not use; it connects again.
+    fn await_again(&mut self) {
+        if let Link::Open(wire) = std::mem::replace(&mut self.link, Link::Awaited) {
+            wire.close();
+        }
+        self.output.seal(None);
+        self.input.seal(None);
+        self.body = Body::Head;
+    }
+
     /// Closes the connection and forgets all requests: the queue pair is in its first state.
     pub fn reset(&mut self) {
-        self.announce_count();
+        self.announce();
         let link = std::mem::replace(&mut self.link, Link::None);
         if let Link::Open(mut wire) = link {
             // What the peer has not read yet arrives all the same.
-            let _ = self.output.write(&mut *wire);
+            if self.confirmed {
+                let _ = self.output.write(&mut *wire);
+            }
             wire.close();
         }
-        self.first += self.sent.len() as u64;
         self.sent.clear();
+        self.held.clear();
         self.receives.clear();
         self.done.clear();
         (self.first, self.executed, self.acked) = (0, 0, 0);
+        (self.theirs, self.posted, self.told, self.taken) = ([0; 2], 0, 0, 0);
         (self.output, self.input) = (Output::default(), Input::new());
         (self.body, self.ack_since, self.waiting_since) = (Body::Head, None, None);
-        self.refused_peer = false;
+        (self.refused_peer, self.stopped, self.confirmed) = (false, false, false);
     }
 
     /// The connection is of no use any more: the oldest request fails, and all behind it are flushed.
@@ -279,6 +348,7 @@ impl TcpQueues {
         if let Link::Open(wire) = std::mem::replace(&mut self.link, Link::Broken) {
             wire.close();
         }
+        self.held.clear();
         let mut status = status;
         for sent in self.sent.drain(..) {
             self.done.push_back(completion(sent.wr_id, status));
@@ -287,23 +357,77 @@ impl TcpQueues {
         }
     }
 
-    fn head(&mut self, head: Head) -> Head {
-        (self.acked, self.ack_since) = (self.executed, None);
-        Head {
+    fn push_head(&mut self, head: Head) {
+        (self.acked, self.told, self.ack_since) = (self.executed, self.posted, None);
+        let head = Head {
             ack: self.executed,
+            receives: self.posted,
             ..head
+        };
+        self.output.push_bytes(&head.encode());
+    }
+
+    /// Number of receives that the peer may still take, as far as it knows.
+    fn offered(&self) -> u16 {
+        self.told.wrapping_sub(self.taken)
+    }
+
+    /// Whether there are receives that the peer may wait for.
+    fn has_receives(&self) -> bool {
+        self.told != self.posted && self.offered() < ENOUGH
+    }
+
+    /// Whether the peer lacks a count that it may wait for.
+    fn has_news(&self) -> bool {
+        let counts = self.has_receives() || self.acked != self.executed;
+        counts && matches!(self.link, Link::Open(_))
+    }
+
+    /// Sends the counts that the peer lacks.
+    fn announce(&mut self) {
+        if self.has_news() {
+            self.push_head(Head::new(Kind::Ack, 0));
         }
     }
 
-    fn push_head(&mut self, head: Head) {
-        let head = self.head(head).encode();
-        self.output.push_bytes(&head);
+    /// Whether a request of this kind may be sent: the peer has a receive for it.
+    fn may_send(&self, kind: Kind) -> bool {
+        let [announced, taken] = self.theirs;
+        !kind.takes_receive() || announced != taken
     }
 
-    /// Sends the count of executed requests, if the peer does not know it.
-    fn announce_count(&mut self) {
-        if self.acked != self.executed {
-            self.push_head(Head::new(Kind::Ack, 0));
+    /// Queues a request for the connection. `false`: the GPU is lost.
+    fn push(&mut self, head: Head, data: Data<'_>) -> bool {
+        let [_, taken] = &mut self.theirs;
+        *taken = taken.wrapping_add(head.kind.takes_receive().into());
+        self.push_head(head);
+        match data {
+            Data::Inline(sges) => {
+                for sge in sges {
+                    let (at, len) = (sge.addr as *const u8, sge.length as usize);
+                    // SAFETY: inline data of the entry, which the relay keeps during its call.
+                    let bytes = unsafe { std::slice::from_raw_parts(at, len) };
+                    self.output.push_bytes(bytes);
+                }
+            }
+            Data::Bytes(bytes) => self.output.push_bytes(&bytes),
+            Data::Memory(pieces) => {
+                let mut pieces = pieces.into_iter();
+                return pieces.all(|piece| self.output.push_memory(piece));
+            }
+        }
+        true
+    }
+
+    /// Queues the held requests for which the peer has receives.
+    fn release(&mut self) {
+        while let Some((head, _)) = self.held.front()
+            && self.may_send(head.kind)
+            && let Some((head, data)) = self.held.pop_front()
+        {
+            if !self.push(head, data) {
+                return self.break_off(Broken::Gpu, IBV_WC_LOC_PROT_ERR);
+            }
         }
     }
 
@@ -339,59 +463,52 @@ impl TcpQueues {
             IBV_WR_ATOMIC_FETCH_AND_ADD => Kind::FetchAdd,
             _ => return Err(IBV_WC_LOC_QP_OP_ERR),
         };
-        let mut head = Head::new(kind, len as u32);
-        head.imm = wr.imm_data;
         // SAFETY: plain numbers; the relay sets all bytes of the union.
         let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
-        (head.addr, head.rkey) = match kind {
+        let (addr, rkey) = match kind {
             Kind::CompareSwap | Kind::FetchAdd => (atomic.remote_addr, atomic.rkey),
             _ => (rdma.remote_addr, rdma.rkey),
         };
-        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
-        let need = match kind.fetches() {
-            true => Access::LOCAL_WRITE,
-            false => Access::LOCAL_READ,
+        let head = Head {
+            addr,
+            rkey,
+            imm: wr.imm_data,
+            ..Head::new(kind, len as u32)
         };
-        let pieces = match inline {
-            true => Vec::new(),
-            false => self.gather(sges, need).ok_or(IBV_WC_LOC_PROT_ERR)?,
+        let mut sink = Sink::default();
+        let data = if wr.send_flags & IBV_SEND_INLINE != 0 {
+            Data::Inline(sges)
+        } else if kind.fetches() {
+            let pieces = self.gather(sges, Access::LOCAL_WRITE);
+            sink = Sink::new(pieces.ok_or(IBV_WC_LOC_PROT_ERR)?);
+            let operands = [atomic.compare_add, atomic.swap].map(u64::to_le_bytes);
+            match kind {
+                Kind::Read => Data::Bytes(Vec::new()),
+                _ => Data::Bytes(operands.as_flattened().to_vec()),
+            }
+        } else {
+            let pieces = self.gather(sges, Access::LOCAL_READ);
+            Data::Memory(pieces.ok_or(IBV_WC_LOC_PROT_ERR)?)
         };
-        let mut sent = Sent {
+        self.sent.push_back(Sent {
             wr_id: wr.wr_id,
             kind,
-            sink: Sink::default(),
+            sink,
             len: len as u32,
             answered: false,
-        };
-        self.push_head(head);
-        if inline {
-            for sge in sges {
-                let (at, len) = (sge.addr as *const u8, sge.length as usize);
-                // SAFETY: inline data of the entry, which the relay keeps during this call.
-                self.output
-                    .push_bytes(unsafe { std::slice::from_raw_parts(at, len) });
-            }
-        } else if kind.fetches() {
-            if kind != Kind::Read {
-                let operands = [atomic.compare_add, atomic.swap].map(u64::to_le_bytes);
-                self.output.push_bytes(operands.as_flattened());
-            }
-            sent.sink = Sink::new(pieces);
-        } else {
-            for piece in pieces {
-                if !self.output.push_memory(piece) {
-                    return Err(IBV_WC_LOC_PROT_ERR);
-                }
-            }
+        });
+        if !self.held.is_empty() || !self.may_send(kind) {
+            self.held.push_back((head.used(), data.kept()));
+        } else if !self.push(head.used(), data) {
+            self.break_off(Broken::Gpu, IBV_WC_LOC_PROT_ERR);
         }
-        self.sent.push_back(sent);
         Ok(())
     }
 
     /// Completes the requests that the peer has executed.
     fn retire(&mut self, ack: u64) -> Result<(), Broken> {
         let behind = ack.wrapping_sub(self.first);
-        if behind > self.sent.len() as u64 {
+        if behind > (self.sent.len() - self.held.len()) as u64 {
             return Err(Broken::Frame("it counts requests that were not sent"));
         }
         let executed = behind as usize;
@@ -416,7 +533,7 @@ impl TcpQueues {
         let mut busy = false;
         loop {
             busy |= self.execute()?;
-            self.more = received >= STEP || matches!(self.body, Body::Unmatched(_));
+            self.more = received >= STEP;
             if self.more {
                 return Ok(busy);
             }
@@ -446,16 +563,11 @@ impl TcpQueues {
                         return Ok(busy);
                     };
                     let head = Head::decode(&bytes)?;
+                    self.theirs[0] = head.receives;
+                    self.confirmed = true;
                     // The answer itself is not there yet.
                     if head.kind != Kind::Response {
                         self.retire(head.ack)?;
-                    }
-                    self.begin(head)?;
-                }
-                Body::Unmatched(head) => {
-                    if self.receives.is_empty() {
-                        self.body = Body::Unmatched(head);
-                        return Ok(busy);
                     }
                     self.begin(head)?;
                 }
@@ -497,7 +609,8 @@ impl TcpQueues {
             Kind::Ack => return Ok(()),
             Kind::Refuse => return self.refused(&head),
             Kind::Response => {
-                let mut open = self.sent.iter_mut();
+                let count = self.sent.len() - self.held.len();
+                let mut open = self.sent.iter_mut().take(count);
                 let fetch = open.find(|sent| sent.kind.fetches() && !sent.answered);
                 match fetch {
                     Some(fetch) if fetch.len == head.len => std::mem::take(&mut fetch.sink),
@@ -505,8 +618,7 @@ impl TcpQueues {
                 }
             }
             kind if kind.takes_receive() && self.receives.is_empty() => {
-                self.body = Body::Unmatched(head);
-                return Ok(());
+                return Err(Broken::Frame("there is no receive for it"));
             }
             Kind::Write | Kind::WriteImm => match self.named(&head, Access::REMOTE_WRITE) {
                 Some(pieces) => Sink::new(pieces),
@@ -575,6 +687,7 @@ impl TcpQueues {
         let Some(receive) = self.receives.pop_front() else {
             return;
         };
+        self.taken = self.taken.wrapping_add(1);
         let opcode = match head.kind {
             Kind::WriteImm => IBV_WC_RECV_RDMA_WITH_IMM,
             _ => IBV_WC_RECV,
@@ -652,6 +765,10 @@ impl TcpQueues {
             return false;
         };
         self.open(wire, ours, theirs);
+        self.confirmed = true;
+        if self.output.is_empty() {
+            self.push_head(Head::new(Kind::Ack, 0));
+        }
         true
     }
 }
@@ -669,12 +786,14 @@ impl Queues for TcpQueues {
                 return libc::ENOMEM;
             }
         }
-        if matches!(self.link, Link::Broken) {
-            self.done
-                .push_back(completion(wr.wr_id, IBV_WC_RETRY_EXC_ERR));
-            return 0;
-        }
-        if let Err(status) = self.send(wr) {
+        let outcome = match self.link {
+            _ if self.stopped => Err(IBV_WC_WR_FLUSH_ERR),
+            Link::Broken => Err(IBV_WC_RETRY_EXC_ERR),
+            _ => self.send(wr),
+        };
+        if let Err(status) = outcome {
+            // What is behind a request that fails must not take effect.
+            self.stopped = true;
             self.done.push_back(completion(wr.wr_id, status));
         }
         0
@@ -687,10 +806,13 @@ impl Queues for TcpQueues {
             n => unsafe { std::slice::from_raw_parts(wr.sg_list, n as usize) },
         };
         match self.gather(sges, Access::LOCAL_WRITE) {
-            Some(pieces) => self.receives.push_back(Posted {
-                wr_id: wr.wr_id,
-                sink: Sink::new(pieces),
-            }),
+            Some(pieces) => {
+                self.posted = self.posted.wrapping_add(1);
+                self.receives.push_back(Posted {
+                    wr_id: wr.wr_id,
+                    sink: Sink::new(pieces),
+                });
+            }
             None => self
                 .done
                 .push_back(completion(wr.wr_id, IBV_WC_LOC_PROT_ERR)),
@@ -719,11 +841,18 @@ impl Queues for TcpQueues {
         match &self.link {
             Link::None | Link::Broken => return false,
             Link::Awaited | Link::Dialled(_) => return self.connecting(),
-            Link::Open(wire) => {
-                if !wire.may_read() && !self.more && self.hot == 0 {
-                    return false;
-                }
-            }
+            Link::Open(_) => {}
+        }
+        if !self.confirmed && self.is_late() {
+            self.break_off(Broken::Late, IBV_WC_RETRY_EXC_ERR);
+            return true;
+        }
+        if let Link::Open(wire) = &self.link
+            && !wire.may_read()
+            && !self.more
+            && self.hot == 0
+        {
+            return false;
         }
         match self.receive() {
             Ok(busy) => {
@@ -733,24 +862,31 @@ impl Queues for TcpQueues {
                 };
                 busy
             }
-            Err(why) => {
+            Err(why) if self.confirmed => {
                 self.break_off(why, IBV_WC_RETRY_EXC_ERR);
+                true
+            }
+            Err(_) => {
+                self.await_again();
                 true
             }
         }
     }
 
     fn flush(&mut self) -> bool {
-        if self.acked != self.executed {
+        self.release();
+        if self.has_news() {
+            let waits = self.has_receives() && self.offered() == 0;
+            let urgent = waits || self.executed - self.acked >= ACK_AT;
             let since = *self.ack_since.get_or_insert_with(Instant::now);
-            if self.executed - self.acked >= ACK_AT || since.elapsed() >= ACK_DELAY {
-                self.announce_count();
+            if urgent || since.elapsed() >= ACK_DELAY {
+                self.announce();
             }
         }
         let Link::Open(wire) = &mut self.link else {
             return false;
         };
-        if self.output.is_empty() {
+        if self.output.is_empty() || !self.confirmed {
             return false;
         }
         match self.output.write(&mut **wire) {
@@ -765,7 +901,7 @@ impl Queues for TcpQueues {
 
     fn needs_thread(&self) -> bool {
         let connecting = matches!(self.link, Link::Awaited | Link::Dialled(_));
-        connecting || self.acked != self.executed
+        connecting || self.has_news()
     }
 
     fn has_failed(&self) -> bool {
@@ -773,7 +909,7 @@ impl Queues for TcpQueues {
     }
 
     fn arm(&mut self) {
-        self.announce_count();
+        self.announce();
         self.flush();
     }
 }
