@@ -19,8 +19,8 @@ commands:
                  pingpong ARGS), then runs a stencil on four ranks (halo2d) and compares it with a
                  serial run, then draws the streams of two ranks in two steps of the stencil, as
                  text and as an SVG; the last line of each program says if its results are right
-  test  [STEP..] runs every test, or the named steps: unit nic cluster mutants documents interop
-                 fuzz rdma vm asan
+  test  [STEP..] runs every test, or the named steps: unit nic tcp cluster mutants documents
+                 interop fuzz rdma vm asan
   test --long [STEP..]
                  runs the tests that take hours, or the named steps: matrix (the whole matrix of
                  messages) seeds soak
@@ -138,7 +138,7 @@ need_component() {
 }
 
 CHECK_STEPS="lock fmt clippy features doc layers env licences kernels"
-TEST_STEPS="unit nic cluster mutants documents interop fuzz rdma vm asan"
+TEST_STEPS="unit nic tcp cluster mutants documents interop fuzz rdma vm asan"
 LONG_STEPS="matrix seeds soak"
 
 # chosen "ALL STEPS" [STEP..]: the named steps, or all of them, in the order given.
@@ -354,6 +354,19 @@ step_nic() {
     for name in $PATHLESS; do tests+=(--test "$name"); done
     set +f
     MP_PATH=nic cargo test --workspace "${tests[@]}"
+}
+
+# Those of PATHLESS whose ranks are not simulated, because a socket has no virtual time; without
+# asleep and allocations, which are about what the CPU does for a NIC.
+BY_TCP="collectives_live deaths failures_live memory messages never_ends
+    one_submission_live porting stencil strided to_itself trace_loaded window_live"
+
+step_tcp() {
+    say "tcp: tests of mp that select no path, by TCP (MP_PATH=tcp), and the matrix of messages"
+    local tests=() name
+    for name in $BY_TCP; do tests+=(--test "$name"); done
+    MP_PATH=tcp cargo test --workspace "${tests[@]}"
+    MP_PATH=tcp GDS_PROVIDER=tcp cargo test -p conformance --test mp_matrix
 }
 
 step_cluster() {

@@ -1,18 +1,20 @@
-//! The path that ranks of one host agree on by themselves ([`PathChoice::Auto`]): mapped memory if
-//! each of two ranks can map the other's, else the NIC, on both sides and without an error.
+//! The path that ranks agree on by themselves ([`PathChoice::Auto`]), on both sides and without an
+//! error: mapped memory if each of two ranks of a host can map the other's, else the NIC if the two
+//! NICs reach each other, else TCP.
 
 mod common;
 #[path = "../../libgdsync/tests/standin/mod.rs"]
 mod standin;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::*;
 use gds_step::Live;
 use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::rdma::Device;
+use gdsync::rdma::{Device, DeviceOptions, Provider};
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Context, Path, PathChoice, Result};
 use standin::{Variant, cases};
@@ -25,6 +27,7 @@ struct Place {
     bootstrap: Arc<dyn Bootstrap>,
     gpu: Gpu,
     choice: PathChoice,
+    provider: Provider,
 }
 
 /// Two ranks of one host with software GPUs and [`PathChoice::Auto`].
@@ -34,21 +37,19 @@ fn places() -> [Place; 2] {
         bootstrap: ranks.next().unwrap(),
         gpu: Gpu::soft().unwrap(),
         choice: PathChoice::Auto,
+        provider: Provider::Emulated,
     })
 }
 
 fn contexts(places: [Place; 2]) -> [Context; 2] {
-    places.map(
-        |Place {
-             bootstrap,
-             gpu,
-             choice,
-         }| {
-            let builder = Context::builder().bootstrap(bootstrap).path(choice);
-            let device = Device::emulated(&gpu).unwrap();
-            builder.gpu(&gpu).device(&device).build().unwrap()
-        },
-    )
+    places.map(|place| {
+        let Place { gpu, provider, .. } = &place;
+        let options = DeviceOptions::default().provider(*provider);
+        let device = Device::open_with(gpu, &options).unwrap();
+        let builder = Context::builder().bootstrap(place.bootstrap.clone());
+        let builder = builder.path(place.choice).timeout(Duration::from_secs(10));
+        builder.gpu(gpu).device(&device).build().unwrap()
+    })
 }
 
 /// Exchanges messages of the CPU and memory of a window between two ranks; rank `first` begins.
@@ -93,9 +94,14 @@ fn paths(places: [Place; 2], first: u32) -> [(Path, String); 2] {
 
 /// Both ranks use the NIC, for these reasons, whichever begins.
 fn by_nic(places: impl Fn() -> [Place; 2], reasons: [&str; 2]) {
+    both_by(Path::Nic, places, reasons);
+}
+
+/// Both ranks use this path, for these reasons, whichever begins.
+fn both_by(expected: Path, places: impl Fn() -> [Place; 2], reasons: [&str; 2]) {
     for first in 0..2 {
         for ((path, text), reason) in paths(places(), first).iter().zip(reasons) {
-            assert_eq!(*path, Path::Nic, "{text}");
+            assert_eq!(*path, expected, "{text}");
             assert!(text.contains(reason), "{text}");
         }
     }
@@ -167,9 +173,26 @@ fn gpu_without_kernels_keeps_both_ranks_on_the_nic() {
     );
 }
 
-/// A bootstrap that passes no descriptors.
+/// A bootstrap that passes no descriptors. Its ranks are of one host, of two, or of unknown ones.
 #[derive(Debug)]
-struct Bare(Arc<dyn Bootstrap>);
+struct Bare(Arc<dyn Bootstrap>, Hosts);
+
+#[derive(Clone, Copy, Debug)]
+enum Hosts {
+    One,
+    Two,
+    Unknown,
+}
+
+impl Hosts {
+    /// The ranks, with such a bootstrap.
+    fn of(self, places: [Place; 2]) -> [Place; 2] {
+        places.map(|place| Place {
+            bootstrap: Arc::new(Bare(place.bootstrap, self)),
+            ..place
+        })
+    }
+}
 
 impl Bootstrap for Bare {
     fn rank(&self) -> u32 {
@@ -193,20 +216,18 @@ impl Bootstrap for Bare {
     }
 
     fn host(&self, rank: u32) -> Option<u64> {
-        self.0.host(rank)
+        match self.1 {
+            Hosts::One => self.0.host(rank),
+            Hosts::Two => Some(rank.into()),
+            Hosts::Unknown => None,
+        }
     }
 }
 
 #[test]
 fn bootstrap_without_descriptors_keeps_both_ranks_on_the_nic() {
-    let bare = || {
-        places().map(|place| Place {
-            bootstrap: Arc::new(Bare(place.bootstrap)),
-            ..place
-        })
-    };
     by_nic(
-        bare,
+        || Hosts::One.of(places()),
         ["this rank maps no memory of its host: this bootstrap passes no"; 2],
     );
 }
@@ -220,6 +241,148 @@ fn rank_that_selects_the_nic_keeps_the_other_one_on_it() {
         places
     };
     by_nic(differ, ["", "MP_PATH or Builder::path selects the NIC"]);
+}
+
+/// Ranks with these providers.
+fn with(providers: [Provider; 2]) -> [Place; 2] {
+    let mut places = places();
+    for (place, provider) in places.iter_mut().zip(providers) {
+        place.provider = provider;
+    }
+    places
+}
+
+const VIRTUAL: [Provider; 2] = [Provider::Emulated; 2];
+const MIXED: [Provider; 2] = [Provider::Emulated, Provider::Tcp];
+
+#[test]
+fn ranks_of_two_hosts_use_tcp_beside_their_virtual_nics() {
+    let reason = "a rank of another host; the NIC of this rank is virtual";
+    both_by(Path::Tcp, || Hosts::Two.of(with(VIRTUAL)), [reason; 2]);
+}
+
+/// Runs `body` as each of two ranks of two hosts with virtual NICs.
+fn apart(body: impl Fn(&Context, u32) + Sync) {
+    let contexts = contexts(Hosts::Two.of(with(VIRTUAL)));
+    std::thread::scope(|threads| {
+        let body = &body;
+        let run = |ctx| threads.spawn(move || body(ctx, 1 - Context::rank(ctx)));
+        for thread in contexts.each_ref().map(run) {
+            thread.join().unwrap();
+        }
+    });
+}
+
+/// A buffer is registered with the NIC, and with the TCP device when it is sent.
+#[test]
+fn buffer_that_tcp_has_sent_is_returned() {
+    apart(|ctx, peer| {
+        let buffer = pattern(ctx.rank(), 1, LONG);
+        let memory = ctx.adopt_vec(buffer).map_err(|(_, e)| e).unwrap();
+        let into = ctx.alloc(MemoryKind::Pinned, LONG).unwrap();
+        ctx.sendrecv((peer, 1, &memory.all()), (peer, 1, &into.all()), LIMIT)
+            .unwrap();
+        assert!(read(&into, 0, LONG) == pattern(peer, 1, LONG));
+        let buffer = memory.into_vec(LIMIT).map_err(|(_, e)| e).unwrap();
+        assert!(buffer == pattern(ctx.rank(), 1, LONG));
+    });
+}
+
+/// The record of a window that the program passes names the memory for TCP, too.
+#[test]
+fn attached_window_is_reached_by_tcp() {
+    apart(|ctx, peer| {
+        let memory = ctx.alloc(MemoryKind::Pinned, 4096).unwrap();
+        let window = ctx.expose(&memory).unwrap();
+        let record = window.record();
+        let names = ctx.alloc(MemoryKind::Pinned, 2 * 512).unwrap();
+        names.write(0, &record).unwrap();
+        let [out, into] = [0, 512].map(|at| names.slice(at, record.len()).unwrap());
+        ctx.sendrecv((peer, 1, &out), (peer, 1, &into), LIMIT)
+            .unwrap();
+        let theirs = read(&names, 512, record.len());
+        assert_eq!(window.attach(&theirs).unwrap(), peer);
+        assert_eq!(window.path(peer), Some(Path::Tcp));
+        let old = names.slice(0, 8).unwrap();
+        let add = window.fetch_add(peer, 8, 5, &old).unwrap();
+        add.wait(LIMIT).unwrap();
+        drop(window.put(peer, 16, &into).unwrap());
+        window.quiet(LIMIT).unwrap();
+        ctx.sendrecv((peer, 2, &old), (peer, 2, &old), LIMIT)
+            .unwrap();
+        assert_eq!(read(&memory, 8, 8), 5_u64.to_le_bytes());
+        assert_eq!(read(&memory, 16, record.len()), record);
+    });
+}
+
+#[test]
+fn rank_without_a_nic_is_reached_by_tcp() {
+    let reasons = ["the other rank has no NIC", "this rank has no NIC"];
+    both_by(Path::Tcp, || Hosts::One.of(with(MIXED)), reasons);
+    both_by(Path::Tcp, || Hosts::Unknown.of(with(MIXED)), reasons);
+    let reasons = ["the NIC of this rank is virtual", reasons[1]];
+    both_by(Path::Tcp, || Hosts::Two.of(with(MIXED)), reasons);
+}
+
+#[test]
+fn ranks_of_unknown_hosts_use_their_virtual_nics() {
+    let reason =
+        "the bootstrap does not know the hosts of the ranks; both ranks have a virtual NIC";
+    by_nic(|| Hosts::Unknown.of(with(VIRTUAL)), [reason; 2]);
+}
+
+#[test]
+fn tcp_device_is_used_in_place_of_the_nic() {
+    let tcp = |choice| {
+        let mut places = with([Provider::Tcp; 2]);
+        places.iter_mut().for_each(|place| place.choice = choice);
+        places
+    };
+    let reason = "GDS_PROVIDER or Builder::device selects TCP";
+    both_by(Path::Tcp, || tcp(PathChoice::Nic), [reason; 2]);
+    let reason = "MP_PATH or Builder::path selects TCP";
+    both_by(Path::Tcp, || tcp(PathChoice::Tcp), [reason; 2]);
+    both_by(Path::Ipc, || tcp(PathChoice::Auto), [""; 2]);
+}
+
+#[test]
+fn rank_that_selects_tcp_is_followed_by_one_that_selects_nothing() {
+    for hosts in [Hosts::One, Hosts::Two, Hosts::Unknown] {
+        let differ = || {
+            let mut places = hosts.of(places());
+            places[1].choice = PathChoice::Tcp;
+            places
+        };
+        both_by(
+            Path::Tcp,
+            differ,
+            ["", "MP_PATH or Builder::path selects TCP"],
+        );
+    }
+}
+
+/// Two ranks that select different paths give each other up, with an error that says so.
+#[test]
+fn different_selections_are_errors_that_name_the_variable() {
+    use PathChoice::{Auto, Ipc, Nic, Tcp};
+    for choices in [[Nic, Tcp], [Ipc, Tcp], [Ipc, Nic], [Auto, Ipc]] {
+        let mut places = places();
+        for (place, choice) in places.iter_mut().zip(choices) {
+            place.choice = choice;
+        }
+        let contexts = contexts(places);
+        std::thread::scope(|threads| {
+            for ctx in &contexts {
+                threads.spawn(move || {
+                    let memory = ctx.alloc(MemoryKind::Pinned, 8).unwrap();
+                    let (to, all) = (1 - ctx.rank(), memory.all());
+                    let send = ctx.isend(to, 1, &all).and_then(|send| send.wait(LIMIT));
+                    let e = send.unwrap_err();
+                    assert!(e.to_string().contains("MP_PATH"), "{choices:?}: {e}");
+                });
+            }
+        });
+    }
 }
 
 /// Two ranks on two GPUs of the stand-in for CUDA's driver.

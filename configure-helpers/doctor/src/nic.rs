@@ -20,6 +20,8 @@ pub(crate) enum Driven<'a> {
     Verbs(&'a Device),
     /// The virtual ConnectX.
     Emulated,
+    /// No NIC: TCP carries the queue pairs.
+    Tcp,
     /// Opening a device is an error.
     Nothing,
 }
@@ -47,6 +49,7 @@ fn decide(report: &Report) -> Result<(Driven<'_>, String), String> {
         None => return Err(format!("{because}, but {}", known.known())),
         Some((_, Provider::Auto)) => {}
         Some((_, Provider::Emulated)) => return Ok((Driven::Emulated, because)),
+        Some((_, Provider::Tcp)) => return Ok((Driven::Tcp, because)),
         Some((_, provider)) => {
             return match attempt(provider) {
                 Ok(driven) => Ok((driven, because)),
@@ -168,7 +171,7 @@ pub(crate) fn uses(report: &Report) -> Vec<Use> {
         doorbell(report, driven),
         memory(report, driven),
         within_host(driven),
-        between_hosts(driven),
+        between_hosts(report, driven),
         word_order(report, driven),
     ]
 }
@@ -178,6 +181,7 @@ fn chosen(driven: Driven<'_>, because: String) -> Use {
         Driven::Mlx5(device) => format!("mlx5: {}, whose doorbells streams write", device.name),
         Driven::Verbs(device) => format!("verbs: {}, driven by a CPU thread", device.name),
         Driven::Emulated => "emulated: a virtual ConnectX in the process".to_owned(),
+        Driven::Tcp => "tcp: no NIC, TCP connections carry the queue pairs".to_owned(),
         Driven::Nothing => uses::ERROR.to_owned(),
     };
     Use::new(uses::NIC, choice, because)
@@ -194,11 +198,11 @@ fn doorbell(report: &Report, driven: Driven<'_>) -> Use {
             "the NIC's doorbell register, mapped in the process",
             "the doorbells of a ConnectX are in a register of the NIC",
         ),
-        (Driven::Verbs(_), true) => (
+        (Driven::Verbs(_) | Driven::Tcp, true) => (
             "pinned host memory that the GPU writes",
             "a CPU thread reads the doorbells there",
         ),
-        (Driven::Verbs(_), false) => (
+        (Driven::Verbs(_) | Driven::Tcp, false) => (
             "memory of the process",
             "the software GPU and the CPU thread share it",
         ),
@@ -216,7 +220,7 @@ fn doorbell(report: &Report, driven: Driven<'_>) -> Use {
 
 fn memory(report: &Report, driven: Driven<'_>) -> Use {
     let (choice, because) = match (driven, on_cuda(report)) {
-        (Driven::Emulated | Driven::Nothing, _) => {
+        (Driven::Emulated | Driven::Tcp | Driven::Nothing, _) => {
             let ready = match rdma_memory_path(report) {
                 RdmaMemory::DmaBuf => "dma-buf is available for one",
                 RdmaMemory::Peermem => "nvidia_peermem is available for one",
@@ -253,25 +257,33 @@ fn within_host(driven: Driven<'_>) -> Use {
             "links of virtual NICs over shared memory".to_owned(),
             "this version connects the virtual NICs of one host",
         ),
+        Driven::Tcp => (
+            "TCP connections".to_owned(),
+            "TCP carries the queue pairs of this host, too",
+        ),
         Driven::Nothing => ("nothing".to_owned(), "there is no NIC"),
     };
     Use::new("NIC links within this host", choice, because)
 }
 
-fn between_hosts(driven: Driven<'_>) -> Use {
+fn between_hosts(report: &Report, driven: Driven<'_>) -> Use {
+    let forced = report
+        .variables
+        .get("MP_PATH")
+        .is_some_and(|path| path == "tcp");
+    let by_tcp = || "TCP: CPU threads of both ranks send and place the bytes".to_owned();
     let (choice, because) = match driven {
+        _ if forced => (by_tcp(), "MP_PATH=tcp"),
         Driven::Mlx5(device) | Driven::Verbs(device) => {
             let links = device.ports.iter().filter(|p| p.is_active());
             let links: Vec<String> = links.map(|p| format!("{} ({})", p.link, p.rate)).collect();
             (
                 format!("{}: {}", device.name, links.join(", ")),
-                "its port is active; the other host needs a NIC of the same kind",
+                "its port is active; TCP, by CPU threads of both ranks, reaches hosts without a NIC",
             )
         }
-        Driven::Emulated => (
-            "nothing".to_owned(),
-            "a virtual NIC reaches only processes of its host",
-        ),
+        Driven::Emulated => (by_tcp(), "a virtual NIC reaches only processes of its host"),
+        Driven::Tcp => (by_tcp(), "there is no NIC"),
         Driven::Nothing => ("nothing".to_owned(), "there is no NIC"),
     };
     Use::new("messages between machines", choice, because)
@@ -293,6 +305,7 @@ fn word_order(report: &Report, driven: Driven<'_>) -> Use {
             true,
             "the virtual ConnectX places WRITEs in order, unless GDS_FAULTS contains ooo",
         ),
+        Driven::Tcp => (true, "TCP keeps the order of WRITEs"),
         Driven::Verbs(device) if device.is_soft_roce() => {
             (true, "soft-RoCE places WRITEs in order")
         }

@@ -193,11 +193,13 @@ pub(crate) fn host_path(report: &Report) -> Use {
     let (choice, because) = match (PathChoice::parse(word), decide(report)) {
         (Err(e), _) => (ERROR, e.reason().to_owned()),
         (Ok(PathChoice::Nic), _) => (NIC, set),
+        (Ok(PathChoice::Tcp), _) => ("TCP", set),
         (Ok(PathChoice::Ipc), _) => (MAPPED, set),
         (Ok(_), Err(_)) => ("nothing", "there is no GPU".to_owned()),
         (Ok(_), Ok((None, _))) => (
             MAPPED,
-            "every software GPU reaches the memory of the others; MP_PATH is not nic".to_owned(),
+            "every software GPU reaches the memory of the others; MP_PATH is not nic or tcp"
+                .to_owned(),
         ),
         (Ok(_), Ok((Some(gpu), _)))
             if !gpu.posix_fd || report.cuda.library.lacks("cuMemImportFromShareableHandle") =>

@@ -337,7 +337,7 @@ fn path_between_ranks_of_the_host_follows_from_gpus_and_variable() {
         format!("{}: {}", used.choice, used.because)
     };
     let import = "cuMemImportFromShareableHandle";
-    let cases: [(&str, usize, &str, &str, &str, &str); 8] = [
+    let cases: [(&str, usize, &str, &str, &str, &str); 9] = [
         (
             "one",
             1,
@@ -387,13 +387,14 @@ fn path_between_ranks_of_the_host_follows_from_gpus_and_variable() {
             "ipc",
             "memory that the ranks map: MP_PATH=ipc",
         ),
+        ("tcp", 1, "", "", "tcp", "TCP: MP_PATH=tcp"),
         (
             "unknown",
             1,
             "",
             "",
-            "tcp",
-            "nothing: an error: MP_PATH=tcp is not valid",
+            "udp",
+            "nothing: an error: MP_PATH=udp is not valid",
         ),
     ];
     for (name, gpus, failing, without, path, expected) in cases {
@@ -433,7 +434,7 @@ fn absent_request_is_an_error_with_a_remedy() {
             "unset GDS_GID_INDEX",
         ),
         (&[("MP_TELL", "both")], "MP_TELL=both", "unset MP_TELL"),
-        (&[("MP_PATH", "tcp")], "MP_PATH=tcp", "unset MP_PATH"),
+        (&[("MP_PATH", "udp")], "MP_PATH=udp", "unset MP_PATH"),
         (
             &[("MP_LOCAL_RANK", "a")],
             "MP_LOCAL_RANK",

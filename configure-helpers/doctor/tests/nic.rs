@@ -156,6 +156,7 @@ fn named_nic_or_provider_is_not_replaced() {
             "emulated",
             "GDS_PROVIDER=emulated",
         ),
+        ("GDS_PROVIDER", "tcp", "tcp: no NIC", "GDS_PROVIDER=tcp"),
         (
             "GDS_PROVIDER",
             "connectx",

@@ -60,7 +60,7 @@ struct Args {
     timeout: Option<Duration>,
 
     /// Sets an environment variable of the ranks; without VALUE, to its value in this process.
-    /// Of the other variables, ranks on other hosts get GDS_* and MP_START_TIMEOUT.
+    /// Of the other variables, ranks on other hosts get GDS_* and MP_*.
     #[arg(long, value_name = "NAME[=VALUE]", value_parser = variable)]
     env: Vec<(String, String)>,
 

@@ -84,8 +84,10 @@ impl Launch {
     /// # Errors
     /// The command, a variable or the current directory contains a line break.
     fn script(&self, start: &Start) -> anyhow::Result<String> {
-        let ours =
-            |(name, _): &(String, String)| name.starts_with("GDS_") || name == "MP_START_TIMEOUT";
+        // Those of `identity` override them.
+        let ours = |(name, _): &(String, String)| {
+            ["GDS_", "MP_"].iter().any(|first| name.starts_with(first))
+        };
         let inherited = std::env::vars_os();
         let inherited =
             inherited.filter_map(|(n, v)| Some((n.into_string().ok()?, v.into_string().ok()?)));

@@ -263,15 +263,17 @@ fn ranks_of_several_hosts_start_by_ssh() {
         let line = format!("rank {rank} of 4 received {}", (rank + 3) % 4);
         assert_eq!(lines_of(&out(&output), rank), [line]);
     }
-    let script = "echo ${ON_HOST:-none} $MP_LOCAL_RANK $MP_LOCAL_SIZE in $PWD";
-    let output = run(&mut sh(&options, script));
+    let script = "echo ${ON_HOST:-none} $MP_LOCAL_RANK $MP_LOCAL_SIZE by $MP_PATH in $PWD";
+    // A rank's own number is not that of mprun.
+    let variables = [("MP_PATH", "tcp"), ("MP_LOCAL_RANK", "7")];
+    let output = run(sh(&options, script).envs(variables));
     let text = out(&output);
     let folder = std::env::current_dir().unwrap();
     for (rank, line) in ["alpha 0 2", "alpha 1 2", "none 0 1", "beta 0 1"]
         .iter()
         .enumerate()
     {
-        let line = format!("{line} in {}", folder.display());
+        let line = format!("{line} by tcp in {}", folder.display());
         assert_eq!(lines_of(&text, rank as u32), [line]);
     }
 }

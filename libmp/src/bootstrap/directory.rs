@@ -23,7 +23,7 @@ use super::notes::{JobNote, mail_name, parse_mail_name};
 use super::slot::{RankSlot, private, put};
 use super::{
     Bootstrap, MAX_MESSAGE, RECEIVE, SEND, Secret, WINDOW, check, check_host, fits, full, gone,
-    lock,
+    key_of, lock,
 };
 use crate::error::{Error, Kind, Result};
 
@@ -275,6 +275,12 @@ impl Bootstrap for Directory {
 
     fn host(&self, rank: u32) -> Option<u64> {
         self.job.ranks.get(rank as usize).map(|(host, _)| *host)
+    }
+
+    fn key(&self) -> Option<[u8; 32]> {
+        // Only processes of the user can read the random number of rank 0, in its note.
+        let (_, nonce) = self.job.ranks.first()?;
+        Some(key_of(&Secret::from_bytes(*nonce), self.job.job))
     }
 
     fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {

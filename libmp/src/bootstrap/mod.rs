@@ -15,11 +15,12 @@
 //! A program with a launcher of its own implements [`Bootstrap`] and passes it to
 //! [`Builder::bootstrap`](crate::Builder::bootstrap).
 //!
-//! A [`Secret`] authenticates the ranks of a job that meet at a store; nothing is encrypted: use
-//! networks that you trust. If the store is lost, peers and tags that are open stay usable, and no
+//! A [`Secret`] authenticates the ranks of a job that meet at a store; nothing that passes the store
+//! is encrypted: use networks that you trust. If the store is lost, peers and tags that are open stay usable, and no
 //! others can be opened ([`Kind::BootstrapLost`]).
 
 use std::fmt;
+use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -140,6 +141,20 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
         None
     }
 
+    /// A key that all ranks of the job have, and no process outside of the job: by it, TCP connections
+    /// between contexts prove that they are of the job ([`Path::Tcp`](crate::Path::Tcp)). With `None`,
+    /// TCP reaches only ranks of this process, and a connection to another one is an error. Default:
+    /// `None`.
+    fn key(&self) -> Option<[u8; 32]> {
+        None
+    }
+
+    /// The address of this host by which this rank reached the other ranks; `None` if it is not known.
+    /// Default: `None`.
+    fn local_address(&self) -> Option<IpAddr> {
+        None
+    }
+
     /// Sends a copy of a file descriptor to a rank of the same host, under `topic`. Descriptors and
     /// messages have separate topics, and there is no order between them.
     ///
@@ -164,6 +179,12 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
         let what = "this bootstrap passes no descriptors; use Local, Tcp or Directory";
         Err(Error::new(RECEIVE_FD, Kind::Unsupported, what))
     }
+}
+
+/// The [`Bootstrap::key`] of a job whose ranks share `secret`.
+fn key_of(secret: &Secret, job: u64) -> [u8; 32] {
+    let key = secret.proof("TCP between contexts", &[&job.to_le_bytes()]);
+    *key.as_bytes()
 }
 
 /// Takes a lock. A panic of another holder leaves the guarded value consistent.

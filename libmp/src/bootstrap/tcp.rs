@@ -2,7 +2,7 @@
 //! hosts. [`Server`] is the store; [`Join`] has the parameters of a rank.
 
 use std::io::{ErrorKind, Read};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub use super::server::Server;
 use super::server::prepare;
 use super::session::{Session, SessionError};
 use super::wire::Hello;
-use super::{Bootstrap, JOIN, Secret, check, check_host, fits, full, gone, lock, missing};
+use super::{Bootstrap, JOIN, Secret, check, check_host, fits, full, gone, key_of, lock, missing};
 use crate::error::{Error, Kind, Result};
 
 /// Most bytes that one call reads.
@@ -344,6 +344,15 @@ impl Bootstrap for Tcp {
 
     fn host(&self, rank: u32) -> Option<u64> {
         self.hosts.get(rank as usize).copied()
+    }
+
+    fn key(&self) -> Option<[u8; 32]> {
+        Some(key_of(&self.secret, self.job))
+    }
+
+    fn local_address(&self) -> Option<IpAddr> {
+        let address = self.state().stream.local_addr();
+        address.ok().map(|address| address.ip().to_canonical())
     }
 
     fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {

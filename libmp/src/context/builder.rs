@@ -1,16 +1,17 @@
 //! [`Builder`]: the settings of a context, and how a context is built from them.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gdsync::Gpu;
-use gdsync::rdma::{Device, DeviceOptions, Doorbell};
+use gdsync::rdma::{Device, DeviceOptions, Doorbell, Provider, TcpOptions};
 
 use super::Context;
 use crate::bootstrap::{self, Bootstrap};
-use crate::error::Result;
-use crate::path::{NicOptions, PathChoice};
+use crate::error::{Error, Kind, Result};
+use crate::path::{NicOptions, PathChoice, TcpSetup};
 use crate::two_sided::config::{Config, Connect, Full, Progress};
 use crate::two_sided::engine::Engine;
 
@@ -45,6 +46,7 @@ pub struct Builder {
     gpu: Option<Gpu>,
     device: Option<Device>,
     nic: NicOptions,
+    tcp: Option<TcpOptions>,
     config: Config,
 }
 
@@ -66,15 +68,16 @@ impl Builder {
     }
 
     /// Sets the NIC, which must be opened for the GPU of the context. Default:
-    /// [`Device::from_env`] (`GDS_PROVIDER`, `GDS_NIC`). All ranks must have the same kind of NIC.
+    /// [`Device::from_env`] (`GDS_PROVIDER`, `GDS_NIC`); if it finds no NIC, and neither the environment
+    /// nor the path names one, a TCP device ([`Device::tcp`]). With [`PathChoice::Tcp`] a NIC is not used.
     #[must_use]
     pub fn device(mut self, device: &Device) -> Builder {
         self.device = Some(device.clone());
         self
     }
 
-    /// Sets the path of messages to other ranks of this host. Default: `MP_PATH`, else
-    /// [`PathChoice::Auto`]. All ranks must use the same.
+    /// Sets the path of messages to other ranks. Default: `MP_PATH`, else [`PathChoice::Auto`]. All
+    /// ranks must use the same.
     #[must_use]
     pub fn path(mut self, choice: PathChoice) -> Builder {
         self.config.path = Some(choice);
@@ -196,6 +199,17 @@ impl Builder {
         self
     }
 
+    /// Sets the options of [`Path::Tcp`](crate::Path::Tcp). Without an address, `MP_IFNAME` names the
+    /// interface or the address; without that, it is the address by which this rank reached the store
+    /// of the job, unless that is a loopback address, else the interface of the default route. Without
+    /// a key, it is the key of the job ([`Bootstrap::key`]). Default: `MP_IFNAME` and
+    /// `MP_TCP_ENCRYPT`.
+    #[must_use]
+    pub fn tcp(mut self, options: TcpOptions) -> Builder {
+        self.tcp = Some(options);
+        self
+    }
+
     /// Sets the file of the timeline: the calls of the CPU, the submissions of each stream, and
     /// when the stream passed them. They are trace events in JSON, which Perfetto
     /// (<https://ui.perfetto.dev>) opens. Each rank writes a file: `trace.json` becomes
@@ -261,20 +275,46 @@ impl Builder {
             (None, Some(device)) => device.gpu().clone(),
             (None, None) => Gpu::from_env()?,
         };
-        let device = match self.device {
-            Some(device) => device,
-            None => {
-                let options =
-                    DeviceOptions::default().watched(self.config.progress == Progress::Background);
-                Device::open_with(&gpu, &options)?
-            }
+        let is_tcp = |device: &Device| device.provider() == Provider::Tcp;
+        let far = |address: &IpAddr| !address.is_loopback();
+        let key = self.tcp.and_then(|tcp| tcp.key).or(bootstrap.key());
+        let tcp = TcpSetup {
+            given: self.tcp,
+            key,
+            alone: key.is_none() && !self.device.as_ref().is_some_and(is_tcp),
+            address: bootstrap.local_address().filter(far),
+            watched: self.config.progress == Progress::Background,
         };
-        Context::open(Engine::new(
-            bootstrap,
-            &gpu,
-            &device,
-            &self.nic,
-            self.config,
-        )?)
+        let choice = self.config.path.unwrap_or_default();
+        let by_tcp = choice == PathChoice::Tcp;
+        let device = match self.device {
+            Some(device) if !by_tcp || is_tcp(&device) => device,
+            None if !by_tcp => open_device(&gpu, &tcp, choice)?,
+            _ => tcp.open(&gpu)?,
+        };
+        let engine = Engine::new(bootstrap, &gpu, &device, tcp, &self.nic, self.config)?;
+        Context::open(engine)
+    }
+}
+
+/// Opens the device that the environment names, else the first that works: a NIC, or TCP unless the
+/// path is that of a NIC.
+fn open_device(gpu: &Gpu, tcp: &TcpSetup, choice: PathChoice) -> Result<Device> {
+    let set = |name| std::env::var(name).unwrap_or_default();
+    let provider = set("GDS_PROVIDER");
+    if provider == "tcp" {
+        return tcp.open(gpu);
+    }
+    let options = DeviceOptions::default().watched(tcp.watched);
+    let opened = Device::open_with(gpu, &options).map_err(Error::from);
+    let unnamed = choice != PathChoice::Nic
+        && ["", "auto"].contains(&&*provider)
+        && ["GDS_NIC", "GDS_GID_INDEX"].map(set).concat().is_empty();
+    match opened {
+        Err(e) if unnamed && matches!(e.kind(), Kind::Absent | Kind::Unsupported) => {
+            tracing::info!(target: "mp", "TCP is used in place of a NIC: {e}");
+            tcp.open(gpu)
+        }
+        opened => opened,
     }
 }

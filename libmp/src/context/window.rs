@@ -198,9 +198,10 @@ impl Window {
     }
 
     /// The path of puts, gets and signals to the memory of `rank`; `None` if the window has none of
-    /// this rank. It is [`Path::Nic`] for memory of a rank on [`Path::Ipc`] that this rank cannot
-    /// map: what the application has allocated (`adopt_vec`, `register_host`, `register_device`),
-    /// and what [`attach`](Window::attach) has added. Atomics of other ranks use the NIC always.
+    /// this rank. It is [`Path::Nic`] or [`Path::Tcp`] for memory of a rank on [`Path::Ipc`] that this
+    /// rank cannot map: what the application has allocated (`adopt_vec`, `register_host`,
+    /// `register_device`), and what [`attach`](Window::attach) has added. Atomics of other ranks use
+    /// the NIC or TCP always.
     pub fn path(&self, rank: u32) -> Option<Path> {
         let target = self.targets.of("look up window", rank).ok()?;
         Some(match rank == self.context.rank() {
@@ -217,13 +218,15 @@ impl Window {
     }
 
     /// Adds the memory that another rank has named by its [`record`](Window::record). Returns that
-    /// rank.
+    /// rank. The call waits until the path to the rank is chosen ([`Context::path`]).
     ///
     /// # Errors
     /// `Protocol` for bytes that are not the record of a window of this version; `Invalid` for a
-    /// rank outside the job; `Busy` if the window has memory of this rank.
+    /// rank outside the job; `Busy` if the window has memory of this rank; `Timeout`, naming the
+    /// rank, if it does not answer within the context's timeout.
     pub fn attach(&self, record: &[u8]) -> Result<u32> {
-        self.targets.attach(&self.context.engine().paths, record)
+        let engine = self.context.engine();
+        engine.attach_window(&self.targets, record)
     }
 
     fn post(&self, rank: u32, offset: usize, access: Access<'_>, on: On<'_>) -> Result<Request> {
@@ -357,9 +360,11 @@ impl Window {
     }
 
     /// Adds `add`, modulo 2^64, to the word at `offset` of the window of `rank`, and stores its
-    /// former value into `old`, a slice of 8 bytes. The NIC of `rank` executes it: it is atomic
-    /// with all fetch-adds and compare-swaps of other ranks on the word, and not with stores of the
-    /// CPU or of kernels. The word is aligned to 8 bytes.
+    /// former value into `old`, a slice of 8 bytes. The NIC of `rank` executes it, or its TCP device:
+    /// it is atomic with all fetch-adds and compare-swaps of other ranks on the word by the same
+    /// device, and not with stores of the CPU or of kernels. If a physical NIC reaches only a part of
+    /// the ranks, select TCP for all ([`PathChoice::Tcp`](crate::PathChoice::Tcp)). The word is aligned
+    /// to 8 bytes.
     ///
     /// # Errors
     /// As [`put_signal`](Window::put_signal); `Unsupported` for a word of this rank itself, because

@@ -333,7 +333,7 @@ impl Engine {
         let mine = parts.others().zip(positions);
         let mine = mine
             .map(|((one, staged), at)| self.record(one, staged, at, &words, &parts.landing))
-            .collect();
+            .collect::<Result<_>>()?;
         let theirs = self.join_neighbours(&parts.all[..parts.others], mine)?;
         let (mut peers, mut ports) = (Vec::<PeerState>::new(), Vec::<Port>::new());
         let mut path = Path::Nic;
@@ -389,37 +389,35 @@ impl Engine {
         at: usize,
         words: &Memory,
         landing: &Memory,
-    ) -> NeighbourRecord {
-        let path = self.paths.to(one.rank);
-        let block = |keys: &Keys| keys.records(path);
+    ) -> Result<NeighbourRecord> {
+        let ways = self.paths.ways(one.rank);
+        let block = |keys: &Keys| keys.records(ways);
         let (landing, landing_block) = match (staged.landing, one.direct()) {
-            (Some(at), _) => (at, block(landing.keys())),
-            (None, Some(slice)) => ([slice.offset(); 2], block(slice.memory().keys())),
+            (Some(at), _) => (at, block(landing.keys())?),
+            (None, Some(slice)) => ([slice.offset(); 2], block(slice.memory().keys())?),
             (None, None) => ([0; 2], Vec::new()),
         };
-        NeighbourRecord {
+        Ok(NeighbourRecord {
             send: one.send,
             receive: one.receive,
             sends: one.sends(),
             receives: one.receives(),
             words: (WORDS * at * WORD) as u64,
-            words_block: block(words.keys()),
+            words_block: block(words.keys())?,
             landing: landing.map(|at| at as u64),
             landing_block,
-        }
+        })
     }
 
     /// The path to a peer whose neighbours have these records: one for all data and words, because
     /// the paths have no order among each other.
     fn path_of<'r>(&self, rank: u32, records: impl Iterator<Item = &'r NeighbourRecord>) -> Path {
-        let path = self.paths.to(rank);
-        let mut blocks = records
-            .flat_map(|record| [&record.words_block, &record.landing_block])
-            .filter(|block| !block.is_empty());
-        match blocks.any(|block| Remote::path(path, block) == Path::Nic) {
-            true => Path::Nic,
-            false => path,
-        }
+        let ways @ [path, _] = self.paths.ways(rank);
+        let blocks = records.flat_map(|record| [&record.words_block, &record.landing_block]);
+        let mut paths = blocks
+            .filter(|block| !block.is_empty())
+            .map(|block| Remote::path(ways, block));
+        paths.find(|one| *one != path).unwrap_or(path)
     }
 }
 

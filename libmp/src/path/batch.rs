@@ -2,7 +2,7 @@
 
 use gdsync::Stream;
 
-use super::{Atomic, Lane, Piece, Span, copy, foreign, nic};
+use super::{Atomic, Lane, Path, Piece, Span, copy, foreign, nic};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Credit, Direct, Flag, MOST_CHUNKS, Name, Relay};
 
@@ -111,7 +111,9 @@ impl<'q, const N: usize> Batch<'q, N> {
         to: Span,
     ) -> Result<Put> {
         let made = match to {
-            Span::Nic(to) => on_nic(self.lane, |lane| lane.put(pieces.map(Piece::nic), to)),
+            Span::Nic(to) => on_nic(self.lane, |lane, path| {
+                lane.put(pieces.map(|piece| piece.nic(path)), to)
+            }),
             Span::Copy(to) => by_copy(self.lane, |lane| lane.put(pieces.map(Piece::copy), to)),
         };
         self.keep(made)
@@ -121,7 +123,9 @@ impl<'q, const N: usize> Batch<'q, N> {
     #[inline]
     pub fn put_signaled(&mut self, piece: Piece<'_>, to: Span) -> Result<Put> {
         let made = match to {
-            Span::Nic(to) => on_nic(self.lane, |lane| lane.put_signaled(piece.nic(), to)),
+            Span::Nic(to) => on_nic(self.lane, |lane, path| {
+                lane.put_signaled(piece.nic(path)?, to)
+            }),
             Span::Copy(to) => by_copy(self.lane, |lane| lane.put([piece.copy()].into_iter(), to)),
         };
         self.keep(made)
@@ -132,7 +136,7 @@ impl<'q, const N: usize> Batch<'q, N> {
     #[inline]
     pub fn get(&mut self, into: Piece<'_>, from: Span) -> Result<Put> {
         let made = match from {
-            Span::Nic(from) => on_nic(self.lane, |lane| lane.get(into.nic(), from)),
+            Span::Nic(from) => on_nic(self.lane, |lane, path| lane.get(into.nic(path)?, from)),
             Span::Copy(from) => {
                 by_copy(self.lane, |lane| lane.get(into.copy_span(), into.len, from))
             }
@@ -148,7 +152,9 @@ impl<'q, const N: usize> Batch<'q, N> {
     #[inline]
     pub fn atomic(&mut self, old: Piece<'_>, word: Span, atomic: Atomic) -> Result<Put> {
         let made = match word {
-            Span::Nic(word) => on_nic(self.lane, |lane| lane.atomic(old.nic(), word, atomic)),
+            Span::Nic(word) => on_nic(self.lane, |lane, path| {
+                lane.atomic(old.nic(path)?, word, atomic)
+            }),
             Span::Copy(_) => {
                 let what = "the word is in memory of this rank itself, where NICs execute the \
                             atomics of other ranks, and neither the CPU nor a kernel is atomic \
@@ -175,7 +181,7 @@ impl<'q, const N: usize> Batch<'q, N> {
     #[inline]
     pub fn put_words(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         let made = match to {
-            Span::Nic(to) => on_nic(self.lane, |lane| lane.put_words(words.nic(), to)),
+            Span::Nic(to) => on_nic(self.lane, |lane, path| lane.put_words(words.nic(path)?, to)),
             Span::Copy(to) => by_copy(self.lane, |lane| lane.put_words(words.copy(), to)),
         };
         self.keep(made)
@@ -185,7 +191,7 @@ impl<'q, const N: usize> Batch<'q, N> {
     #[inline]
     pub fn put_bytes(&mut self, bytes: &[u8], to: Span) -> Result<Put> {
         let made = match to {
-            Span::Nic(to) => on_nic(self.lane, |lane| lane.put_bytes(bytes, to)),
+            Span::Nic(to) => on_nic(self.lane, |lane, _| lane.put_bytes(bytes, to)),
             Span::Copy(to) => by_copy(self.lane, |lane| lane.put_bytes(bytes, to)),
         };
         self.keep(made)
@@ -196,7 +202,7 @@ impl<'q, const N: usize> Batch<'q, N> {
     #[inline]
     pub fn put_word(&mut self, word: u64, to: Span) -> Result<Put> {
         let made = match to {
-            Span::Nic(to) => on_nic(self.lane, |lane| lane.put_word(word, to)),
+            Span::Nic(to) => on_nic(self.lane, |lane, _| lane.put_word(word, to)),
             Span::Copy(to) => by_copy(self.lane, |lane| lane.announce(&word.to_le_bytes(), to)),
         };
         self.keep(made)
@@ -208,7 +214,7 @@ impl<'q, const N: usize> Batch<'q, N> {
     pub fn announce(&mut self, words: &[u8], to: Span) -> Result<Put> {
         self.look(to)?;
         let made = match to {
-            Span::Nic(to) => on_nic(self.lane, |lane| lane.announce(words, to)),
+            Span::Nic(to) => on_nic(self.lane, |lane, _| lane.announce(words, to)),
             Span::Copy(to) => by_copy(self.lane, |lane| lane.announce(words, to)),
         };
         self.keep(made)
@@ -260,7 +266,9 @@ impl<'q, const N: usize> Batch<'q, N> {
     pub fn announce_from(&mut self, words: Piece<'_>, to: Span) -> Result<Put> {
         self.look(to)?;
         let made = match to {
-            Span::Nic(to) => on_nic(self.lane, |lane| lane.announce_from(words.nic(), to)),
+            Span::Nic(to) => on_nic(self.lane, |lane, path| {
+                lane.announce_from(words.nic(path)?, to)
+            }),
             Span::Copy(to) => by_copy(self.lane, |lane| lane.put_words(words.copy(), to)),
         };
         self.keep(made)
@@ -346,8 +354,13 @@ impl<'q, const N: usize> Batch<'q, N> {
 }
 
 #[inline]
-fn on_nic(lane: &mut Lane, make: impl FnOnce(&mut nic::Lane) -> Result<nic::Put>) -> Result<Put> {
-    lane.nic(PREPARE).and_then(make).map(Put::Nic)
+fn on_nic(
+    lane: &mut Lane,
+    make: impl FnOnce(&mut nic::Lane, Path) -> Result<nic::Put>,
+) -> Result<Put> {
+    let lane = lane.nic(PREPARE)?;
+    let path = lane.path();
+    make(lane, path).map(Put::Nic)
 }
 
 #[inline]

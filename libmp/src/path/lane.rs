@@ -1,5 +1,5 @@
 //! [`Lane`]: an ordered queue of puts to a peer, with an end on each path that reaches the peer: a
-//! queue pair of the NIC, a queue of copies, or both. It posts, polls, fails and aborts puts;
+//! queue pair of a NIC or of TCP, a queue of copies, or both. It posts, polls, fails and aborts puts;
 //! `batch` prepares them.
 
 use gdsync::gpu::Word64;
@@ -87,8 +87,8 @@ impl Lane {
     /// Whether a kernel may poll for what arrives through this lane by `path`: words of the NIC, or
     /// messages in `flagged` rooms.
     pub fn may_spin(&self, path: Path, flagged: bool) -> bool {
-        // The word of a copy is in host memory, which a kernel should not poll. There are flagged rooms
-        // only if kernels of the peer run beside those of this rank, and only kernels find messages there.
+        // The word of a copy is in host memory, which a kernel should not poll, and a CPU thread stores
+        // those of TCP. There are flagged rooms only if kernels of the peer run beside those of this rank, and only kernels find messages there.
         flagged || path == Path::Nic && self.nic.as_ref().is_some_and(nic::Lane::may_spin)
     }
 
@@ -107,7 +107,7 @@ impl Lane {
     /// included.
     pub fn submissions(path: Path, puts: usize) -> u32 {
         match path {
-            Path::Nic => nic::Lane::SUBMISSIONS,
+            Path::Nic | Path::Tcp => nic::Lane::SUBMISSIONS,
             Path::Local | Path::Ipc => copy::Lane::submissions(puts),
         }
     }

@@ -21,7 +21,7 @@ const _: () = assert!(LANES <= u8::BITS as usize);
 pub(crate) struct Link {
     peer: u32,
     lanes: [Option<Lane>; LANES],
-    /// How the NIC path orders words after their payload.
+    /// How the queue pairs order words after their payload.
     word_ordering: nic::WordOrdering,
     /// The memory that the two ranks have mapped for each other.
     pub shared: Shared,
@@ -55,7 +55,7 @@ impl Link {
         lanes.filter_map(move |(at, lane)| (mask >> at & 1 == 1).then_some(lane.as_mut()?))
     }
 
-    /// How the NIC path orders words after their payload, once it is chosen.
+    /// How the queue pairs order words after their payload, once it is chosen.
     pub fn word_order(&self) -> Option<WordOrder> {
         self.word_ordering.order
     }
@@ -78,13 +78,15 @@ impl Link {
         debug_assert!(paths.chosen(self.peer).is_some(), "the peer was not asked");
         let path = paths.to(self.peer);
         let copy = match path {
-            Path::Nic => None,
+            Path::Nic | Path::Tcp => None,
             Path::Local | Path::Ipc => Some(Box::new(copy::Lane::new(&paths.copier)?)),
         };
         let (nic, end) = match path {
             Path::Local => (None, None),
-            Path::Nic | Path::Ipc => {
-                let made = nic::Lane::make(&paths.nic, &self.word_ordering, at, doorbell)?;
+            Path::Nic | Path::Tcp | Path::Ipc => {
+                let [_, queues] = paths.ways(self.peer);
+                let device = paths.device_of(queues)?;
+                let made = nic::Lane::make(device, &self.word_ordering, at, doorbell)?;
                 (Some(made.0), Some(made.1))
             }
         };
@@ -101,7 +103,10 @@ impl Link {
             ..
         } = self;
         match &mut known(lanes, *peer, lane)?.nic {
-            Some(lane) => lane.connect(&paths.nic, word_ordering, *peer, ends),
+            Some(lane) => {
+                let device = paths.device_of(lane.path())?;
+                lane.connect(device, word_ordering, *peer, ends)
+            }
             None => Ok(()),
         }
     }

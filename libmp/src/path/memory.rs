@@ -6,29 +6,86 @@ use std::time::Duration;
 
 use gdsync::gpu::Region;
 
-use super::{Path, Shared, copy, export, nic};
+use super::tcp::Second;
+use super::{Path, Rights, Shared, copy, export, nic};
 use crate::error::{Error, Kind, Result};
-use crate::wire::record::{IPC, LOCAL, NIC, Place, Record};
+use crate::wire::record::{IPC, Place, Record};
 
-/// The keys of this rank's memory. The NIC's keys are made with the memory, because the NIC reaches
-/// nearly every peer; the key for this rank itself is made on first use. Clones refer to the same
-/// keys.
+/// The keys of this rank's memory. Those of the first device are made with the memory, because it
+/// reaches nearly every peer; the others on first use. Clones refer to the same keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     nic: nic::Keys,
     copy: copy::Keys,
-    /// Whether other ranks of this host can map the memory; found on first use.
-    shared: Arc<OnceLock<bool>>,
+    late: Arc<Late>,
+}
+
+/// What is found or made on first use.
+#[derive(Debug)]
+struct Late {
+    /// Whether other ranks of this host can map the memory.
+    shared: OnceLock<bool>,
+    /// The registration with the TCP device beside a NIC.
+    tcp: OnceLock<nic::Keys>,
+    second: Second,
+    rights: Rights,
+}
+
+impl Late {
+    fn new(second: &Second, rights: Rights) -> Arc<Late> {
+        Arc::new(Late {
+            shared: OnceLock::new(),
+            tcp: OnceLock::new(),
+            second: second.clone(),
+            rights,
+        })
+    }
 }
 
 impl Keys {
-    pub(super) fn new(nic: nic::Keys, copier: &copy::Copier) -> Keys {
-        let (copy, shared) = (copier.keys(), Arc::default());
-        Keys { nic, copy, shared }
+    pub(super) fn new(
+        nic: nic::Keys,
+        copier: &copy::Copier,
+        second: &Second,
+        rights: Rights,
+    ) -> Keys {
+        Keys {
+            nic,
+            copy: copier.keys(),
+            late: Late::new(second, rights),
+        }
     }
 
+    /// The keys of the first device.
     pub(super) fn nic(&self) -> &nic::Keys {
         &self.nic
+    }
+
+    /// The keys of the device whose queue pairs are `path`.
+    ///
+    /// # Errors
+    /// `Invalid` if this rank has no such device; errors of gdsync.
+    #[inline]
+    pub(super) fn queues(&self, path: Path) -> Result<&nic::Keys> {
+        if path == self.nic.path() {
+            return Ok(&self.nic);
+        }
+        match self.late.tcp.get() {
+            Some(keys) if path == Path::Tcp => Ok(keys),
+            _ => self.register(path),
+        }
+    }
+
+    #[cold]
+    fn register(&self, path: Path) -> Result<&nic::Keys> {
+        let Late {
+            tcp,
+            second,
+            rights,
+            ..
+        } = &*self.late;
+        let keys = second.of(path)?.register(self.region(), *rights)?;
+        Ok(tcp.get_or_init(|| keys))
     }
 
     /// The memory itself.
@@ -37,29 +94,46 @@ impl Keys {
     }
 
     /// The record that names the memory to a peer on `path`.
-    pub fn record(&self, path: Path) -> Record {
-        match path {
-            Path::Nic => Record::new(NIC, &self.nic.to_bytes()),
-            Path::Local => Record::new(LOCAL, &self.copy.to_bytes(self.region())),
-            Path::Ipc => Record::new(IPC, &self.copy.to_bytes(self.region())),
-        }
+    ///
+    /// # Errors
+    /// Errors of gdsync if the device of the path refuses the memory.
+    pub fn record(&self, path: Path) -> Result<Record> {
+        let kind = path.record();
+        Ok(match path {
+            Path::Nic | Path::Tcp => Record::new(kind, &self.queues(path)?.to_bytes()),
+            Path::Local | Path::Ipc => Record::new(kind, &self.copy.to_bytes(self.region())),
+        })
     }
 
-    /// The records that name the memory to a peer on `path` for one-sided operations. Memory that a
-    /// peer on [`Path::Ipc`] cannot map has none for that path.
-    pub fn records(&self, path: Path) -> Vec<Record> {
+    /// The records that name the memory for one-sided operations to a peer on `path`, whose queue
+    /// pairs are `queues`. Memory that a peer on [`Path::Ipc`] cannot map has none for that path.
+    ///
+    /// # Errors
+    /// As [`Keys::record`].
+    pub fn records(&self, [path, queues]: [Path; 2]) -> Result<Vec<Record>> {
         let paths: &[Path] = match path {
-            Path::Ipc if self.can_share() => &[Path::Nic, Path::Ipc],
-            Path::Nic | Path::Ipc => &[Path::Nic],
-            Path::Local => &[Path::Local],
+            Path::Ipc if self.can_share() => &[queues, path],
+            Path::Ipc => &[queues],
+            _ => &[path],
         };
         paths.iter().map(|path| self.record(*path)).collect()
+    }
+
+    /// The records that name the memory for one-sided operations to a peer whose path is not known: on
+    /// all paths but [`Path::Ipc`].
+    pub fn all_records(&self) -> Vec<Record> {
+        let first = self.nic.path();
+        let tcp = self.late.second.is_likely() && first != Path::Tcp;
+        let paths = [Some(first), tcp.then_some(Path::Tcp), Some(Path::Local)];
+        let paths = paths.into_iter().flatten();
+        // A device that refuses the memory leaves its record out.
+        paths.filter_map(|path| self.record(path).ok()).collect()
     }
 
     /// Whether other ranks of this host can map the memory, and keep it mapped when it is released.
     pub fn can_share(&self) -> bool {
         let shares = || matches!(export(self.region(), 0), Ok(Some(_)));
-        *self.shared.get_or_init(shares)
+        *self.late.shared.get_or_init(shares)
     }
 
     /// Makes the key of copies, of memory that the application has registered.
@@ -75,7 +149,7 @@ impl Keys {
     /// The place that a receive at `addr` writes to its sender, which has mapped `shared`.
     pub fn place(&self, path: Path, addr: u64, shared: &Shared) -> Result<Place> {
         let keys = match path {
-            Path::Nic => self.nic.rkeys(),
+            Path::Nic | Path::Tcp => self.queues(path)?.rkeys(),
             Path::Local => self.copy.rkeys(self.region()),
             Path::Ipc => return shared.place(self.copy_key(), addr - self.region().addr().0),
         };
@@ -100,10 +174,16 @@ impl Keys {
 
     /// Returns the buffer that the memory was made from; see [`gdsync::rdma::Mr::into_vec`].
     pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Keys, Error)> {
-        let Keys { nic, copy, shared } = self;
+        let Keys { nic, copy, late } = self;
         copy.forget();
+        // Another registration would keep the memory. It is made anew if the buffer is not returned.
+        let again = Late::new(&late.second, late.rights);
+        drop(late);
         let taken = nic.into_vec(limit);
-        taken.map_err(|(nic, e)| (Keys { nic, copy, shared }, e))
+        taken.map_err(|(nic, e)| {
+            let late = again;
+            (Keys { nic, copy, late }, e)
+        })
     }
 
     /// The local key, which identifies the registration.
@@ -127,9 +207,10 @@ impl<'a> Piece<'a> {
         self.len
     }
 
+    /// The piece by its registration with the device whose queue pairs are `path`.
     #[inline]
-    pub(super) fn nic(self) -> nic::Piece<'a> {
-        self.keys.nic.piece(self.offset, self.len)
+    pub(super) fn nic(self, path: Path) -> Result<nic::Piece<'a>> {
+        Ok(self.keys.queues(path)?.piece(self.offset, self.len))
     }
 
     /// The piece as the destination of a get by a copy.
@@ -176,31 +257,23 @@ impl Remote {
     /// # Errors
     /// `Protocol` if no record is for this path, or its bytes are invalid.
     pub fn any(path: Path, records: &[Record]) -> Result<Remote> {
+        let bytes = Record::find(records, path.record())?;
         Ok(match path {
-            Path::Nic => Remote::Nic(nic::Remote::read(Record::find(records, NIC)?)?),
-            Path::Local => Remote::Copy(copy::Remote::read(Record::find(records, LOCAL)?)?),
-            Path::Ipc => Remote::Copy(copy::Remote::read(Record::find(records, IPC)?)?),
+            Path::Nic | Path::Tcp => Remote::Nic(nic::Remote::read(path, bytes)?),
+            Path::Local | Path::Ipc => Remote::Copy(copy::Remote::read(bytes)?),
         })
     }
 
-    /// The path of one-sided operations on memory that a peer on `path` has named: the NIC if it has
-    /// no name for [`Path::Ipc`].
-    pub fn path(path: Path, records: &[Record]) -> Path {
+    /// The path of one-sided operations on memory that a peer on `path`, whose queue pairs are
+    /// `queues`, has named: `queues` if it has no name for [`Path::Ipc`].
+    pub fn path([path, queues]: [Path; 2], records: &[Record]) -> Path {
         match path {
-            Path::Ipc if Record::find(records, IPC).is_err() => Path::Nic,
+            Path::Ipc if Record::find(records, IPC).is_err() => queues,
             path => path,
         }
     }
 
-    /// Decodes memory that a peer on `path` has named for one-sided operations.
-    ///
-    /// # Errors
-    /// As [`Remote::any`].
-    pub fn of_window(path: Path, records: &[Record]) -> Result<Remote> {
-        Remote::any(Remote::path(path, records), records)
-    }
-
-    /// The key of mapped memory; `None` for memory that a NIC writes.
+    /// The key of mapped memory; `None` for memory that a device writes.
     pub fn copy_key(&self) -> Option<u32> {
         match self {
             Remote::Nic(_) => None,
@@ -242,7 +315,7 @@ pub(crate) enum Span {
 }
 
 impl Span {
-    /// The address, for kernels; 0 for memory that a NIC writes.
+    /// The address, for kernels; 0 for memory that a device writes.
     pub fn addr(&self) -> u64 {
         match self {
             Span::Nic(_) => 0,
@@ -253,7 +326,7 @@ impl Span {
     /// The destination of a rendezvous message: the memory of its receive, on `path`.
     pub fn of(path: Path, place: &Place) -> Result<Span> {
         Ok(match path {
-            Path::Nic => Span::Nic(nic::Span::of(place)?),
+            Path::Nic | Path::Tcp => Span::Nic(nic::Span::of(place)?),
             Path::Local | Path::Ipc => Span::Copy(copy::Span::of(place)?),
         })
     }

@@ -11,7 +11,8 @@
 //!
 //! `nic` and `copy` have types of the same names; the types of this module are enums over them. The
 //! paths of a rank to itself and to ranks of its host are both copies: `ipc` maps the memory of
-//! other ranks. A new path is a variant of [`Path`] and a kind of
+//! other ranks. The paths by NICs and by TCP are both queue pairs, of two devices (`tcp`): what has
+//! `nic` in its name is one of the two. A new path is a variant of [`Path`] and a kind of
 //! [`wire::record::Record`](crate::wire::record::Record), by which ranks name their ends and their
 //! memory; if it neither uses a queue pair nor copies, it is a folder beside these.
 
@@ -26,18 +27,21 @@ mod lists;
 mod memory;
 mod nic;
 mod order;
+mod tcp;
 mod word;
 
 use std::fmt::Debug;
 use std::time::Duration;
 
+use gds_step::Time;
 use gdsync::gpu::{GpuIdentity, MemoryKind, Region, Word32};
 use gdsync::rdma::Device;
 use gdsync::{Gpu, Stream};
 
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
-use crate::wire::control::{Control, Shape};
+use crate::wire::control::{Answer, Control, NicSort, Shape};
+use crate::wire::record::{self, Record};
 
 pub(crate) use batch::{Batch, Put};
 pub use choice::PathChoice;
@@ -50,8 +54,10 @@ pub(crate) use list::List;
 pub(crate) use lists::{Item, Lists, emptied, submissions};
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use nic::NicOptions;
-pub(crate) use nic::Rights;
+pub(crate) use nic::{Rights, sort_of};
 pub use order::WordOrder;
+use tcp::Second;
+pub(crate) use tcp::TcpSetup;
 pub(crate) use word::Word;
 
 /// Maximum number of pieces of one put.
@@ -65,15 +71,37 @@ pub(crate) const MOST_BYTES: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Path {
-    /// RDMA WRITEs through queue pairs of this rank's NIC: to ranks of other hosts, and to those of
-    /// this host that cannot map memory of this rank, or whose memory this rank cannot map.
+    /// RDMA WRITEs through queue pairs of this rank's NIC, which reaches the peer's: to ranks of
+    /// other hosts, and to those of this host that cannot map memory of this rank, or whose memory
+    /// this rank cannot map.
     Nic,
     /// Copies within the memory of this rank's GPU and host: to the rank itself.
     Local,
     /// Copies into memory of another rank of this host, which this rank has mapped: by the CPU for
-    /// what the CPU posts, by a kernel for what a stream posts. Atomics of windows use the NIC, and
-    /// so does memory that cannot be mapped ([`Context::window`](crate::Context::window)).
+    /// what the CPU posts, by a kernel for what a stream posts. Atomics of windows use the NIC, or
+    /// TCP, and so does memory that cannot be mapped ([`Context::window`](crate::Context::window)).
     Ipc,
+    /// As [`Path::Nic`], by queue pairs that TCP connections carry and a CPU thread executes: to
+    /// ranks that no NIC of this rank reaches.
+    Tcp,
+}
+
+impl Path {
+    /// The kind of the records of the path.
+    fn record(self) -> u8 {
+        match self {
+            Path::Nic => record::NIC,
+            Path::Local => record::LOCAL,
+            Path::Ipc => record::IPC,
+            Path::Tcp => record::TCP,
+        }
+    }
+
+    /// Whether queue pairs write the messages, not copies.
+    #[inline]
+    pub(crate) fn has_queues(self) -> bool {
+        matches!(self, Path::Nic | Path::Tcp)
+    }
 }
 
 /// The paths of a rank, each opened once.
@@ -82,27 +110,38 @@ pub(crate) struct Paths {
     choices: Choices,
     /// Whether the path to another rank is or may become [`Path::Ipc`].
     maps: bool,
+    /// The NIC, or the TCP device of a rank without one.
     nic: nic::Nic,
+    second: Second,
     copier: copy::Copier,
 }
 
 impl Paths {
-    /// Opens the paths that `choices` selects. Queue pairs of `device` fail after `timeout`, and store
-    /// failures in `error`.
+    /// Opens the paths that `choices` selects: by `device`, and beside it by one that `tcp` opens when
+    /// a rank needs it. Queue pairs fail after `timeout`, and store failures in `error`.
     ///
     /// # Errors
     /// `Invalid` for options out of range; errors of gdsync.
     pub fn open(
         choices: Choices,
         device: &Device,
+        tcp: TcpSetup,
         options: &NicOptions,
         timeout: Duration,
         error: &Word32,
         kernels: Option<Kernels>,
     ) -> Result<Paths> {
         let maps = choices.may_map();
+        let mut nic = nic::Nic::open(choices.me, device, options, timeout, error)?;
+        nic.alone = tcp.alone && nic.path == Path::Tcp;
+        let second = Second::new(&nic, tcp, choices.may_use_tcp(false));
+        if nic.path != Path::Tcp && choices.may_use_tcp(true) {
+            // Before a message needs it: the errors of its options are those of the build.
+            second.of(Path::Tcp)?;
+        }
         Ok(Paths {
-            nic: nic::Nic::open(choices.me, device, options, timeout, error)?,
+            nic,
+            second,
             copier: copy::Copier::new(device.gpu(), kernels, maps),
             choices,
             maps,
@@ -116,8 +155,9 @@ impl Paths {
         let (options, error) = (NicOptions::default(), word.word32(0).unwrap());
         let kernels = Kernels::of(device.gpu()).ok();
         Paths::open(
-            Choices::new(1 << 16, PathChoice::Nic, vec![None; 4], Ok(())),
+            Choices::for_test(1 << 16, PathChoice::Nic, vec![None; 4]),
             device,
+            TcpSetup::default(),
             &options,
             Duration::ZERO,
             &error,
@@ -130,16 +170,33 @@ impl Paths {
     #[cfg(test)]
     pub fn with_mapped(mut self, ranks: usize) -> Paths {
         let here = vec![Some(true); ranks];
-        self.choices = Choices::new(1 << 16, PathChoice::Ipc, here, Ok(()));
+        self.choices = Choices::for_test(1 << 16, PathChoice::Ipc, here);
         self.maps = true;
         self
     }
 
-    /// The path to `peer`, [`Path::Nic`] before it is chosen. One-sided operations on memory that the
-    /// peer has not named for it use the NIC: see [`Remote::of_window`].
+    /// The path to `peer`; before it is chosen, that of this rank's device.
     #[inline]
     pub fn to(&self, peer: u32) -> Path {
-        self.chosen(peer).map_or(Path::Nic, |(path, _)| *path)
+        self.chosen(peer).map_or(self.nic.path, |(path, _)| *path)
+    }
+
+    /// The path to `peer`, and that of the queue pairs to it: of one-sided operations that mapped
+    /// memory cannot do, and on memory that the peer has not named for the path.
+    #[inline]
+    pub fn ways(&self, peer: u32) -> [Path; 2] {
+        [self.to(peer), self.choices.queues(peer)]
+    }
+
+    /// The device whose queue pairs are `path`.
+    ///
+    /// # Errors
+    /// `Unsupported` if this rank has none; errors of its opening.
+    pub(super) fn device_of(&self, path: Path) -> Result<&nic::Nic> {
+        match path == self.nic.path {
+            true => Ok(&self.nic),
+            false => self.second.of(path),
+        }
     }
 
     /// The path to `peer` and the reason for it, once it is chosen.
@@ -160,27 +217,40 @@ impl Paths {
 
     /// What this rank sends to `peer` before all other messages, for the choice of the path.
     pub fn introduction(&self, peer: u32, shape: Shape) -> Option<Control> {
-        match (self.chosen(peer), self.choices.refusal(peer)) {
-            (None, _) => Some(Control::AskMap {
+        match self.chosen(peer) {
+            None => Some(Control::AskPath {
                 gpu: self.gpu().identity().to_bytes(),
                 shape,
             }),
-            (_, refusal) => refusal.cloned().map(|can| Control::CanMap { can }),
+            Some(_) => self.choices.unasked(peer).map(Control::AnswerPath),
         }
     }
 
-    /// Whether this rank can map memory of a peer of its host whose GPU has this name.
-    pub fn can_map(&self, gpu: &[u8]) -> Can {
-        self.choices.answer(|| {
+    /// What the ends of a peer that has connected without a question answer.
+    pub fn unasked(&self, ends: &[Record]) -> Answer {
+        let by_tcp = ends.iter().any(|end| end.path == record::TCP);
+        Answer {
+            can: Err("it has connected without a question; MP_PATH may differ".to_owned()),
+            nic: match by_tcp {
+                true => NicSort::Absent,
+                false => sort_of(self.device()),
+            },
+        }
+    }
+
+    /// The answer to `peer`, whose GPU has this name.
+    pub fn answer(&self, peer: u32, gpu: &[u8]) -> Answer {
+        self.choices.answer(peer, || {
             let other = GpuIdentity::from_bytes(gpu).map_err(|e| e.to_string())?;
             self.gpu().reaches(&other).map_err(|e| e.to_string())
         })
     }
 
-    /// Chooses the path to `peer` if it is not chosen and the facts decide it: whether this rank can
-    /// map the peer's memory, and the peer's answer.
-    pub fn settle(&self, peer: u32, can: Option<&Can>, answer: Option<&Can>) {
-        if let Some((path, reason)) = self.choices.settle(peer, can, answer) {
+    /// Chooses the path to `peer` if it is not chosen and the answers of this rank and of the peer
+    /// decide it.
+    pub fn settle(&self, peer: u32, ours: Option<&Answer>, theirs: Option<&Answer>) {
+        let can = ours.map(|answer| &answer.can);
+        if let Some((path, reason)) = self.choices.settle(peer, can, theirs) {
             let me = self.choices.me;
             tracing::info!(target: "mp", "rank {me}: path {path:?} to rank {peer}: {reason}");
         }
@@ -205,9 +275,20 @@ impl Paths {
         }
     }
 
-    /// The NIC.
+    /// The NIC, or the TCP device of a rank without one.
     pub fn device(&self) -> &Device {
         &self.nic.device
+    }
+
+    /// Whether the device whose queue pairs are `path` executes READs.
+    pub fn reads(&self, path: Path) -> bool {
+        self.device_of(path).is_ok_and(|nic| nic.device.reads())
+    }
+
+    /// Waits on the host until `condition` holds, and does work of TCP meanwhile.
+    pub fn wait_until(&self, deadline: Time, condition: &mut dyn FnMut() -> bool) -> bool {
+        let nic = self.second.get().unwrap_or(&self.nic);
+        nic.device.wait_until(Some(deadline), condition)
     }
 
     /// Number of blocks of the smallest send queue.
@@ -215,10 +296,10 @@ impl Paths {
         self.nic.queue_blocks()
     }
 
-    /// Registers `region` with the paths.
+    /// Registers `region` with the paths: with a TCP device beside the NIC when a peer needs it.
     pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
         let nic = self.nic.register(region, rights)?;
-        let keys = Keys::new(nic, &self.copier);
+        let keys = Keys::new(nic, &self.copier, &self.second, rights);
         if self.maps() && matches!(rights, Rights::All) && keys.can_share() {
             keys.note();
         }
@@ -251,6 +332,9 @@ impl Paths {
     /// Executes the work of the paths that has no thread.
     pub fn progress(&self) {
         self.nic.device.progress();
+        if let Some(second) = self.second.get() {
+            second.device.progress();
+        }
     }
 }
 

@@ -9,7 +9,9 @@ use gdsync::rdma::{Device, Doorbell};
 
 use super::*;
 use crate::error::Kind;
-use crate::path::{Batch, Choices, Keys, Link, NicOptions, PathChoice, Paths, Remote, Rights};
+use crate::path::{
+    Batch, Choices, Keys, Link, NicOptions, PathChoice, Paths, Remote, Rights, TcpSetup,
+};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// A rank that is none of the peers.
@@ -43,8 +45,9 @@ impl World {
         let gpu = Gpu::soft().unwrap();
         let error = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         let paths = Paths::open(
-            Choices::new(ME, PathChoice::Nic, vec![None; 4], Ok(())),
+            Choices::for_test(ME, PathChoice::Nic, vec![None; 4]),
             &Device::emulated(&gpu).unwrap(),
+            TcpSetup::default(),
             &NicOptions::default(),
             LIMIT,
             &error.word32(0).unwrap(),
@@ -69,7 +72,7 @@ impl World {
     fn memory(&self) -> (Keys, Remote) {
         let keys = self.paths.pinned(4096, Rights::All).unwrap();
         let path = crate::path::Path::Nic;
-        let remote = Remote::any(path, &[keys.record(path)]).unwrap();
+        let remote = Remote::any(path, &[keys.record(path).unwrap()]).unwrap();
         (keys, remote)
     }
 

@@ -268,6 +268,7 @@ impl fmt::Display for Stats {
                 Path::Nic => "nic",
                 Path::Local => "local",
                 Path::Ipc => "ipc",
+                Path::Tcp => "tcp",
             });
             row(f, &name, path, &peer.counts.columns())?;
         }

@@ -89,12 +89,12 @@ impl Channels {
             let shape = self.admit(self.sends.len(), limit, setup)?;
             let mut channel = SendChannel::new(setup.paths, self.peer, shape)?;
             channel.side.asked = eager;
-            out.push(sends(tag, &channel));
+            out.push(sends(tag, &channel)?);
             self.sends.insert(tag, channel);
         }
         let channel = self.sends.get_mut(&tag).expect("it was inserted");
         if eager && channel.asks() {
-            out.push(sends(tag, channel));
+            out.push(sends(tag, channel)?);
         }
         Ok(channel)
     }
@@ -122,12 +122,12 @@ impl Channels {
                 channel.make_rooms(setup.paths)?;
             }
             self.deferred.remove(&tag);
-            out.push(receives(tag, &channel));
+            out.push(receives(tag, &channel)?);
             self.recvs.insert(tag, channel);
         }
         let channel = self.recvs.get_mut(&tag).expect("it was inserted");
         if eager && channel.make_rooms(setup.paths)? {
-            out.push(receives(tag, channel));
+            out.push(receives(tag, channel)?);
         }
         Ok(channel)
     }
@@ -311,27 +311,27 @@ fn most_unused(shape: &Shape) -> usize {
     tags.clamp(UNUSED_TAGS, COUNTERPARTS)
 }
 
-fn sends(tag: u32, channel: &SendChannel) -> Control {
-    Control::Sends {
+fn sends(tag: u32, channel: &SendChannel) -> Result<Control> {
+    Ok(Control::Sends {
         tag,
-        block: channel.block(),
+        block: channel.block()?,
         shape: channel.shape,
         eager: channel.side.asked,
-    }
+    })
 }
 
-pub(super) fn receives(tag: u32, channel: &RecvChannel) -> Control {
+pub(super) fn receives(tag: u32, channel: &RecvChannel) -> Result<Control> {
     let [(flagged, flags), (long, long_flags)] = channel.flagged_rooms();
-    Control::Receives {
+    Ok(Control::Receives {
         flagged,
         flags,
         long,
         long_flags,
         tag,
-        block: channel.block(),
-        rooms: channel.rooms(),
+        block: channel.block()?,
+        rooms: channel.rooms()?,
         shape: channel.shape,
-    }
+    })
 }
 
 #[cfg(test)]

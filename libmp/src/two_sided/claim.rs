@@ -17,7 +17,7 @@ use super::wait::WAIT_ON;
 use crate::error::{Error, Result};
 use crate::kernels::{IN_HOST, Kernels, LATER, POLLS, SEGMENTS, Segment, Unpack};
 use crate::mutant::{Mutant, on};
-use crate::path::{Link, List, Path};
+use crate::path::{Link, List};
 use crate::plan::Refusal;
 use crate::region::Slice;
 use crate::request::entry::{Common, Incoming, ReceiveState};
@@ -226,14 +226,14 @@ impl Engine {
 /// Whether a kernel polls for the message of a receive: one whose word needs no flush.
 pub(super) fn polls(common: &Common, channel: &RecvChannel, link: &mut Link) -> bool {
     let flagged = channel.has_flagged(common.number);
-    let by_nic = channel.path == Path::Nic;
-    let lane = link.lane(0).filter(|_| !common.large || !by_nic);
+    let by_queues = channel.path.has_queues();
+    let lane = link.lane(0).filter(|_| !common.large || !by_queues);
     lane.is_some_and(|lane| lane.may_spin(channel.path, flagged))
 }
 
-/// Whether a stream that waits for a message flushes what a NIC has written to the GPU.
+/// Whether a stream that waits for a message flushes what a device has written to the GPU.
 pub(super) fn needs_flush(common: &Common, receive: &Incoming, channel: &RecvChannel) -> bool {
-    channel.path == Path::Nic && receive.lands_in_device(common)
+    channel.path.has_queues() && receive.lands_in_device(common)
 }
 
 /// # Errors

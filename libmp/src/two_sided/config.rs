@@ -92,6 +92,9 @@ impl Config {
     /// # Errors
     /// `Invalid` for an unknown value.
     pub fn read_env(&mut self) -> Result<()> {
+        if self.path.is_none() {
+            self.path = Some(PathChoice::from_env()?);
+        }
         if self.zero_sm.is_none() {
             let value = std::env::var("MP_ZERO_SM").unwrap_or_default();
             self.zero_sm = Some(zero_sm(&value)?);

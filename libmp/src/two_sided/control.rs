@@ -209,7 +209,7 @@ impl Engine {
             }
             Control::Window { number: READY, .. } => self.name_ready(state, rank)?,
             // The peer may have named its ready words before the path was chosen.
-            Control::AskMap { .. } | Control::CanMap { .. }
+            Control::AskPath { .. } | Control::AnswerPath(_)
                 if state.peers.get(rank).is_some_and(Peer::has_ready_words) =>
             {
                 self.name_ready(state, rank)?;

@@ -16,7 +16,7 @@ use super::state::{Guard, State};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
-use crate::path::{Can, Choices, Chosen, NicOptions, PathChoice, Paths, export};
+use crate::path::{Can, Choices, Chosen, NicOptions, Paths, TcpSetup, export, sort_of};
 use crate::trace::{Observers, file_of};
 use crate::wire::word;
 
@@ -47,6 +47,7 @@ impl Engine {
         bootstrap: Arc<dyn Bootstrap>,
         gpu: &Gpu,
         device: &Device,
+        tcp: TcpSetup,
         nic: &NicOptions,
         config: Config,
     ) -> Result<Engine> {
@@ -74,13 +75,15 @@ impl Engine {
         let of_here = |other| Some(here? == bootstrap.host(other)?);
         let choices = Choices::new(
             rank,
-            config.path.map_or_else(PathChoice::from_env, Ok)?,
+            config.path.unwrap_or_default(),
             (0..size).map(of_here).collect(),
             can_map(&*bootstrap, error.region()),
+            sort_of(device),
         );
         let paths = Paths::open(
             choices,
             device,
+            tcp,
             nic,
             config.timeout,
             &error,
@@ -125,11 +128,11 @@ impl Engine {
     /// period.
     pub fn wait(&self, deadline: Time, condition: &mut dyn FnMut() -> bool) -> bool {
         if self.config.progress == Progress::Background {
-            return self.paths.device().wait_until(Some(deadline), condition);
+            return self.paths.wait_until(deadline, condition);
         }
         loop {
             let next = (self.host().now() + PERIOD).min(deadline);
-            if self.paths.device().wait_until(Some(next), condition) {
+            if self.paths.wait_until(next, condition) {
                 return true;
             }
             self.progress();

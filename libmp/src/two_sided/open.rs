@@ -15,7 +15,7 @@ impl Engine {
     ///
     /// # Errors
     /// The first of `attempt`; `Timeout` behind the context's time limit.
-    pub(super) fn await_answer(
+    pub(crate) fn await_answer(
         &self,
         operation: &'static str,
         rank: u32,
@@ -153,7 +153,7 @@ impl Engine {
 
     /// Asks a rank for what the choice of the path to it needs. `true`: the path is chosen, or the
     /// rank was given up.
-    pub(super) fn introduce(&self, state: &mut State, rank: u32) -> bool {
+    pub(crate) fn introduce(&self, state: &mut State, rank: u32) -> bool {
         let setup = self.setup(&state.lanes);
         let Some(peer) = state.peers.make(rank).filter(|peer| peer.is_here()) else {
             return true;

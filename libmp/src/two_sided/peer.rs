@@ -17,13 +17,13 @@ use super::ready::READY;
 use super::state::not_connected;
 use super::zero_sm::{self, ZeroSmChannels};
 use crate::error::{Error, Kind, Result};
-use crate::path::{Can, LANES, Lane, Link, Paths, Put};
+use crate::path::{LANES, Lane, Link, Paths, Put};
 use crate::plan::{LaneId, PeerLanes};
 use crate::request::entry::{Entry, Operation};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
 use crate::stats::Counts;
-use crate::wire::control::{Control, Neighbour, Shape};
+use crate::wire::control::{Answer, Control, Neighbour, Shape};
 use crate::wire::record::Record;
 
 /// Maximum number of windows that a peer makes before this rank does.
@@ -60,10 +60,10 @@ struct Meeting {
     introduced: bool,
     /// The choice waits for the peer.
     waits: bool,
-    /// Whether this rank can map the peer's memory, once the peer has asked.
-    can: Option<Can>,
+    /// This rank's answer, once the peer has asked.
+    ours: Option<Answer>,
     /// The peer's answer.
-    answer: Option<Can>,
+    theirs: Option<Answer>,
 }
 
 /// The standing of a peer.
@@ -296,8 +296,10 @@ impl Peer {
 
     /// Chooses the path if all is known.
     fn choose_path(&mut self, setup: &Setup<'_>) {
-        let Meeting { can, answer, .. } = &self.meeting;
-        setup.paths.settle(self.rank, can.as_ref(), answer.as_ref());
+        let Meeting { ours, theirs, .. } = &self.meeting;
+        setup
+            .paths
+            .settle(self.rank, ours.as_ref(), theirs.as_ref());
         self.meeting.waits &= setup.paths.chosen(self.rank).is_none();
     }
 
@@ -354,25 +356,27 @@ impl Peer {
         out: &mut Vec<Control>,
     ) -> Result<()> {
         match message {
-            Control::AskMap { gpu, shape } => {
+            Control::AskPath { gpu, shape } => {
                 // Before the check of the peer's settings, as this side's end of a lane.
-                self.introduce(setup, out);
-                let can = setup.paths.can_map(gpu);
-                out.push(Control::CanMap { can: can.clone() });
+                if setup.paths.chosen(self.rank).is_none() {
+                    self.introduce(setup, out);
+                }
+                // The answer introduces a rank that has chosen.
+                self.meeting.introduced = true;
+                let answer = setup.paths.answer(self.rank, gpu);
+                out.push(Control::AnswerPath(answer.clone()));
                 self.agree(setup, *shape)?;
-                self.meeting.can = Some(can);
+                self.meeting.ours = Some(answer);
                 self.choose_path(setup);
             }
-            Control::CanMap { can } => {
-                self.meeting.answer = Some(can.clone());
+            Control::AnswerPath(answer) => {
+                self.meeting.theirs = Some(answer.clone());
                 self.choose_path(setup);
             }
             Control::Connect { lane, ends, shape } => {
                 // A peer that chooses by itself has answered before.
                 if setup.paths.chosen(self.rank).is_none() {
-                    let unasked =
-                        "it has connected without a question; MP_PATH may differ".to_owned();
-                    self.meeting.answer = Some(Err(unasked));
+                    self.meeting.theirs = Some(setup.paths.unasked(ends));
                     self.choose_path(setup);
                 }
                 self.lane(setup, 0, out)?;

@@ -62,7 +62,7 @@ impl Engine {
         let message = Control::Window {
             number: READY,
             rank: self.rank,
-            block: memory.keys().records(self.paths.to(to)),
+            block: memory.keys().records(self.paths.ways(to))?,
         };
         state.ready.named_to.insert(to);
         self.send_control(state, to, vec![message]);

@@ -121,8 +121,10 @@ impl Engine {
         };
         let lane = peer.link.lane(0);
         let beside = lane.is_some_and(|lane| lane.runs_beside_peer());
-        if beside && channel.make_flagged(&self.paths, large) {
-            let message = receives(tag, channel);
+        if beside
+            && channel.make_flagged(&self.paths, large)
+            && let Ok(message) = receives(tag, channel)
+        {
             self.send_control(state, rank, vec![message]);
         }
     }

@@ -15,6 +15,7 @@ use super::peer::{Cause, Failure, Peer, Peers};
 use super::receive::ANY_RANK;
 use super::state::State;
 use crate::error::{Error, Kind, time};
+use crate::path::Path;
 use crate::request::collective::TeamFailure;
 use crate::request::entry::{Entry, Handle, Operation};
 use crate::request::fault::{Fault, Name, Why};
@@ -336,7 +337,15 @@ impl Engine {
 
     /// Describes what a NIC status means for a peer.
     pub(crate) fn status_text(&self, state: &State, rank: u32, status: Status) -> String {
+        let device = match self.paths.ways(rank) {
+            [_, Path::Tcp] => "TCP",
+            _ => "the NIC",
+        };
         match status {
+            Status::TRANSPORT_RETRY if device == "TCP" => format!(
+                "the TCP connection to rank {rank} broke: the rank has died, or the network to it is \
+                 interrupted"
+            ),
             Status::TRANSPORT_RETRY => format!(
                 "rank {rank} did not acknowledge a packet, and the retries of the NIC are \
                  exhausted: the rank has died, or the network to it is interrupted"
@@ -348,7 +357,7 @@ impl Engine {
                 };
                 let limit = time(self.config.timeout);
                 format!(
-                    "the NIC has completed no request within {limit} (Builder::timeout); {life}"
+                    "{device} has completed no request within {limit} (Builder::timeout); {life}"
                 )
             }
             Status::REMOTE_ABORTED => format!(

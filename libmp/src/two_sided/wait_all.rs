@@ -314,8 +314,8 @@ impl Engine {
         let report = self.report(state, key)?;
         let (common, receive, channel, link) = state.incoming(key)?;
         let words = self.result_words(common, receive, result);
-        // The words of a NIC are waited for in the list, whatever a kernel may do.
-        let polls = channel.path != Path::Nic && polls(common, channel, link);
+        // The words that queue pairs write are waited for in the list, whatever a kernel may do.
+        let polls = !channel.path.has_queues() && polls(common, channel, link);
         if !polls {
             let word = channel.word(number, common.large).clone();
             let flush = needs_flush(common, receive, channel);

@@ -4,6 +4,7 @@ use gdsync::gpu::MemoryKind;
 
 use super::targets::Targets;
 use crate::error::{Error, Kind, Result, time};
+use crate::path::Path;
 use crate::region::Memory;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{Peer, State, join};
@@ -23,6 +24,25 @@ impl Engine {
         state.released.look_at(memory);
         drop(state);
         Ok(window)
+    }
+
+    /// Adds the memory of the rank that made the record. Returns the rank.
+    ///
+    /// # Errors
+    /// `Protocol` for bytes that are not a record; `Invalid` for a rank outside the job; `Busy` if
+    /// the rank's memory is known; `Timeout` if the path to the rank is not chosen in time.
+    pub fn attach_window(&self, window: &Targets, record: &[u8]) -> Result<u32> {
+        let (rank, block) = Targets::named(record)?;
+        self.await_answer("attach window", rank, || {
+            let state = &mut *self.lock();
+            Ok(state.outbox.lost().is_some() || self.introduce(state, rank))
+        })?;
+        // A record that the application passes comes without a descriptor.
+        let ways = match self.paths.ways(rank) {
+            [Path::Ipc, queues] => [queues; 2],
+            ways => ways,
+        };
+        window.add(ways, rank, &block).map(|()| rank)
     }
 
     /// Adds the memory of all ranks to a window, which each of them makes with this call. `named`
@@ -91,7 +111,7 @@ impl Engine {
         named(state, number)?;
         let rank = self.rank;
         for other in self.others() {
-            let block = window.memory.keys().records(self.paths.to(other));
+            let block = window.memory.keys().records(self.paths.ways(other))?;
             let message = Control::Window {
                 number,
                 rank,
@@ -108,7 +128,7 @@ impl Engine {
         for rank in self.others().filter(|rank| !window.has(*rank)) {
             let peer = state.peers.get_mut(rank);
             match peer.and_then(|peer| peer.windows.remove(&number)) {
-                Some(block) => window.add(self.paths.to(rank), rank, &block)?,
+                Some(block) => window.add(self.paths.ways(rank), rank, &block)?,
                 None => absent.push(rank),
             }
         }

@@ -203,7 +203,7 @@ impl<'a> WindowOp<'a> {
         let span = target.span(operation, self.rank, (self.offset, len), is_word)?;
         if matches!(self.access, Access::Get { .. } | Access::Quiet { .. })
             && matches!(span, Span::Nic(_))
-            && !engine.paths.device().reads()
+            && !engine.paths.reads(target.path())
         {
             let what = "the NIC of this rank executes no READ, which a get and a quiet need";
             return Err(Error::new(operation, Kind::Unsupported, what));

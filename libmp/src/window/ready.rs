@@ -145,7 +145,7 @@ impl Engine {
             );
             return Err(Error::new(SEND, Kind::Timeout, what).with_rank(rank));
         };
-        words.targets.add(self.paths.to(rank), rank, &block)
+        words.targets.add(self.paths.ways(rank), rank, &block)
     }
 
     fn ask_ready(&self, rank: u32) -> Result<Option<Vec<Record>>> {

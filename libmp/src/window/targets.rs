@@ -19,8 +19,8 @@ pub(super) const WORD: usize = 8;
 /// The memory of one rank in a window.
 pub(crate) struct Target {
     remote: Remote,
-    /// The memory on the path of atomics: the NIC also if puts are copies, because the NIC executes
-    /// the atomics of ranks of other hosts.
+    /// The memory on the path of atomics: that of the queue pairs also if puts are copies, because the
+    /// device executes the atomics of ranks of other hosts.
     atomics: Remote,
     /// The lanes on which puts to the rank were posted.
     pub lanes: UsedLanes,
@@ -57,8 +57,7 @@ impl Targets {
 
     /// The bytes that name this rank's memory, for [`Targets::attach`] of any rank.
     pub fn record(&self, rank: u32) -> Vec<u8> {
-        let record = |path| self.memory.keys().record(path);
-        let block = [Path::Nic, Path::Local].map(record).into();
+        let block = self.memory.keys().all_records();
         let number = 0;
         Control::Window {
             number,
@@ -68,22 +67,13 @@ impl Targets {
         .encode()
     }
 
-    /// Adds the memory of the rank that made the record. Returns the rank.
+    /// The rank that made a record, and its memory.
     ///
     /// # Errors
-    /// `Protocol` for bytes that are not a record; `Invalid` for a rank outside the job; `Busy` if
-    /// the rank's memory is known.
-    pub fn attach(&self, paths: &Paths, record: &[u8]) -> Result<u32> {
+    /// `Protocol` for bytes that are not a record.
+    pub fn named(record: &[u8]) -> Result<(u32, Vec<Record>)> {
         match Control::decode(record)? {
-            Control::Window { rank, block, .. } => {
-                // A record that the application passes comes without a descriptor, and perhaps before
-                // the path is chosen.
-                let path = match paths.to(rank) {
-                    Path::Ipc => Path::Nic,
-                    path => path,
-                };
-                self.add(path, rank, &block).map(|()| rank)
-            }
+            Control::Window { rank, block, .. } => Ok((rank, block)),
             _ => {
                 let what = "the bytes are not the record of a window; pass those that \
                             Window::record returned";
@@ -94,16 +84,18 @@ impl Targets {
 
     /// Adds the memory of this rank itself, `rank`.
     pub fn add_own(&self, rank: u32) -> Result<()> {
-        self.add(Path::Local, rank, &self.memory.keys().records(Path::Local))
+        let ways = [Path::Local; 2];
+        self.add(ways, rank, &self.memory.keys().records(ways)?)
     }
 
-    /// Adds the memory of `rank`, which is on `path`.
-    pub fn add(&self, path: Path, rank: u32, block: &[Record]) -> Result<()> {
+    /// Adds the memory of `rank`, which these [ways](Paths::ways) reach.
+    pub fn add(&self, ways: [Path; 2], rank: u32, block: &[Record]) -> Result<()> {
         const OPERATION: &str = "attach window";
         let cell = self.cell(OPERATION, rank)?;
-        let remote = Remote::of_window(path, block).map_err(|e| e.with_rank(rank))?;
-        let atomics = match path {
-            Path::Ipc => Remote::any(Path::Nic, block).map_err(|e| e.with_rank(rank))?,
+        let read = |path| Remote::any(path, block).map_err(|e| e.with_rank(rank));
+        let remote = read(Remote::path(ways, block))?;
+        let atomics = match ways {
+            [Path::Ipc, queues] => read(queues)?,
             _ => remote,
         };
         let target = Target {
@@ -166,7 +158,7 @@ impl Target {
     /// The path of puts and gets to the memory, which is that of another rank.
     pub fn path(&self) -> Path {
         match self.remote {
-            Remote::Nic(_) => Path::Nic,
+            Remote::Nic(remote) => remote.path(),
             Remote::Copy(_) => Path::Ipc,
         }
     }

@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 15;
+pub const VERSION: u16 = 16;
 
 /// Maximum number of bytes of a text or of the name of a GPU.
 const SHORT: usize = 1024;
@@ -119,6 +119,26 @@ pub struct ZeroSmRoom {
     pub offset: u64,
 }
 
+/// The NIC of a rank, as far as it decides which ranks its queue pairs reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NicSort {
+    /// None: its queue pairs are those of TCP.
+    Absent,
+    /// A virtual one, which reaches the ranks of its host.
+    Virtual,
+    /// One that reaches other hosts.
+    Physical,
+}
+
+/// What a rank answers to one that has to choose the path to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether it can map the reader's memory. The error is a clause about it.
+    pub can: Result<(), String>,
+    /// Its NIC.
+    pub nic: NicSort,
+}
+
 /// A control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
@@ -131,18 +151,15 @@ pub enum Control {
         /// The layout of the sender's channels.
         shape: Shape,
     },
-    /// The sender's GPU: asks a reader of its host whether the reader can map its memory.
-    AskMap {
+    /// The sender's GPU: asks whether the reader can map its memory, and for the reader's NIC.
+    AskPath {
         /// The identity of the GPU.
         gpu: Vec<u8>,
         /// The layout of the sender's channels.
         shape: Shape,
     },
-    /// The answer to `AskMap`; also sent unasked by a rank that maps no memory.
-    CanMap {
-        /// The error is a clause about the sender.
-        can: Result<(), String>,
-    },
+    /// The answer to `AskPath`; also sent unasked by a rank that chooses without an answer.
+    AnswerPath(Answer),
     /// The sender has connected its end of a lane.
     Up {
         /// The lane.
@@ -316,8 +333,10 @@ impl Control {
             Control::Mapped { place, .. } => (19, u8::from(place.is_some())),
             Control::Released { .. } => (20, 0),
             Control::DeviceBlock { .. } => (21, 0),
-            Control::AskMap { .. } => (22, 0),
-            Control::CanMap { can } => (23, u8::from(can.is_ok())),
+            Control::AskPath { .. } => (22, 0),
+            Control::AnswerPath(Answer { can, nic }) => {
+                (23, u8::from(can.is_ok()) | (*nic as u8) << 1)
+            }
             Control::Circuit(end) => (24, u8::from(end.sends) | u8::from(end.len.is_some()) << 1),
             Control::AskZeroSm { .. } => (25, 0),
             Control::ZeroSm(_) => (26, 0),
@@ -444,11 +463,11 @@ impl Control {
                 put(&mut b, &room.block);
                 put(&mut b, &room.slots);
             }
-            Control::AskMap { gpu, shape } => {
+            Control::AskPath { gpu, shape } => {
                 shape.encode(&mut b);
                 put_short(&mut b, gpu);
             }
-            Control::CanMap { can } => {
+            Control::AnswerPath(Answer { can, .. }) => {
                 let why = can.as_ref().err().map_or("", String::as_str);
                 put_short(&mut b, &why.as_bytes()[..why.floor_char_boundary(SHORT)]);
             }
@@ -523,7 +542,8 @@ impl Control {
         let [kind, small] = r.take()?;
         let most = match kind {
             1 | 2 => u8::MAX,
-            3 | 7 | 8 | 18 | 19 | 23 => 1,
+            3 | 7 | 8 | 18 | 19 => 1,
+            23 => 5,
             24 => 3,
             _ => 0,
         };
@@ -623,19 +643,24 @@ impl Control {
                 offset: r.u64()?,
                 from: r.u64()?,
             },
-            22 => Control::AskMap {
+            22 => Control::AskPath {
                 shape: r.shape()?,
                 gpu: r.short()?,
             },
             23 => {
                 let why = String::from_utf8(r.short()?);
                 let why = why.map_err(|_| malformed("the text is not in UTF-8"))?;
-                let can = match (small == 1, why.is_empty()) {
+                let can = match (small & 1 == 1, why.is_empty()) {
                     (true, true) => Ok(()),
                     (true, false) => return Err(malformed("a consent has no text")),
                     (false, _) => Err(why),
                 };
-                Control::CanMap { can }
+                let nic = match small >> 1 {
+                    0 => NicSort::Absent,
+                    1 => NicSort::Virtual,
+                    _ => NicSort::Physical,
+                };
+                Control::AnswerPath(Answer { can, nic })
             }
             24 => {
                 let (tag, number, len) = (r.u32()?, r.u64()?, r.u64()?);

@@ -6,12 +6,14 @@
 
 use crate::error::{Error, Kind, Result};
 
-/// The path through a NIC; see `path::nic`.
+/// The path by queue pairs of a NIC; see `path::nic`.
 pub const NIC: u8 = 1;
 /// The path of a rank to itself; see `path::copy`.
 pub const LOCAL: u8 = 2;
 /// The path between ranks of one host; see `path::ipc`.
 pub const IPC: u8 = 3;
+/// The path by queue pairs that TCP carries; see `path::nic`.
+pub const TCP: u8 = 4;
 /// Maximum number of records in one message.
 pub const MOST: usize = 4;
 
@@ -39,9 +41,15 @@ impl Record {
     pub fn find(records: &[Record], path: u8) -> Result<&[u8]> {
         let found = records.iter().find(|record| record.path == path);
         found.map(|record| &record.bytes[..]).ok_or_else(|| {
+            let name = match path {
+                NIC => "nic",
+                LOCAL => "local",
+                IPC => "ipc",
+                _ => "tcp",
+            };
             let what = format!(
-                "the control message has no record for path {path}; use the same MP_PATH on all \
-                 ranks"
+                "the control message has no record for the path {name}, which this rank uses; use \
+                 the same MP_PATH and GDS_PROVIDER on all ranks"
             );
             Error::new("read control message", Kind::Protocol, what)
         })

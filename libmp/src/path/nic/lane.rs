@@ -1,15 +1,15 @@
-//! A lane through the NIC: a queue pair on each side, and the work requests of puts.
+//! A lane through a device: a queue pair on each side, and the work requests of puts.
 
 use gdsync::rdma::{
     self, Descriptor, Doorbell, Field, Qp, QpAddress, SendRequest, Sge, Work, post_on,
 };
 use gdsync::{Status, Stream};
 
-use super::{Keys, MOST_PIECES, Nic, Piece, Span};
+use super::{Keys, MOST_PIECES, Nic, Path, Piece, Span};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
 use crate::path::{Atomic, WordOrder};
-use crate::wire::record::{NIC, Record};
+use crate::wire::record::Record;
 
 /// Number of bytes that a READ reads to order a word after its payload.
 const LOOK: usize = 8;
@@ -58,6 +58,8 @@ impl WordOrdering {
 /// A queue pair to a peer.
 pub(crate) struct Lane {
     qp: Qp,
+    /// The path of its device.
+    path: Path,
     /// Memory for the results of READs before words; `None`: words are plain WRITEs.
     landing: Option<Keys>,
     state: LaneState,
@@ -81,10 +83,17 @@ impl Lane {
         end.push(nic.device.keeps_write_order().into());
         let lane = Lane {
             qp,
+            path: nic.path,
             landing: word_ordering.landing.clone(),
             state: LaneState::Made,
         };
-        Ok((lane, Record::new(NIC, &end)))
+        Ok((lane, Record::new(nic.path.record(), &end)))
+    }
+
+    /// The path of its device: [`Path::Nic`] or [`Path::Tcp`].
+    #[inline]
+    pub fn path(&self) -> Path {
+        self.path
     }
 
     /// Connects this side's end to the end that `peer` has named.
@@ -95,7 +104,7 @@ impl Lane {
         peer: u32,
         records: &[Record],
     ) -> Result<()> {
-        let end = Record::find(records, NIC)?;
+        let end = Record::find(records, self.path.record())?;
         let (address, keeps_order) = match end.split_last() {
             Some((&keeps @ (0 | 1), address)) => (QpAddress::from_bytes(address)?, keeps == 1),
             _ => {
@@ -103,6 +112,14 @@ impl Lane {
                 return Err(Error::new("open connection", Kind::Protocol, what));
             }
         };
+        if nic.alone && address.process != self.qp.address().process {
+            let what = format!(
+                "rank {peer} is another process, and the bootstrap has no key with which TCP \
+                 connections prove that they are of the job; implement Bootstrap::key, or set a key by \
+                 Builder::tcp"
+            );
+            return Err(Error::new("open connection", Kind::Unsupported, what));
+        }
         word_ordering.choose(nic, peer, keeps_order)?;
         self.qp.connect(&address)?;
         self.landing = word_ordering.landing.clone();
@@ -176,19 +193,20 @@ impl Lane {
     #[inline]
     pub fn put<'a>(
         &mut self,
-        mut pieces: impl ExactSizeIterator<Item = Piece<'a>>,
+        mut pieces: impl ExactSizeIterator<Item = Result<Piece<'a>>>,
         to: Span,
     ) -> Result<Put> {
         let count = pieces.len();
-        let Some(Piece(first)) = pieces.next() else {
+        let Some(first) = pieces.next() else {
             return self.prepare(&Work::write(&[], to.0));
         };
+        let Piece(first) = first?;
         if count == 1 {
             return self.prepare(&Work::write(&[first], to.0));
         }
         let mut list: [Sge<'_>; MOST_PIECES] = [first; MOST_PIECES];
         for (entry, piece) in list[1..].iter_mut().zip(pieces) {
-            *entry = piece.0;
+            *entry = piece?.0;
         }
         self.prepare(&Work::write(&list[..count], to.0))
     }

@@ -1,4 +1,5 @@
-//! The NIC path: queue pairs, work requests, memory registrations.
+//! The paths by queue pairs of a device: a NIC, or one whose packets TCP carries. Queue pairs, work
+//! requests, memory registrations.
 
 mod lane;
 mod memory;
@@ -7,21 +8,27 @@ mod options;
 use std::time::Duration;
 
 use gdsync::gpu::{MemoryKind, Region, Word32};
-use gdsync::rdma::{Access, Device, Doorbell, Pd, Qp, QpConfig};
+use gdsync::rdma::{Access, Device, Doorbell, Pd, Provider, Qp, QpConfig};
 
-use super::{MOST_PIECES, WordOrder};
+use super::choice::own_queues;
+use super::{MOST_PIECES, Path, WordOrder};
 use crate::error::Result;
+use crate::wire::control::NicSort;
 
 pub(crate) use lane::{Lane, Put, WordOrdering};
 pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub use options::NicOptions;
 
-/// The NIC of a rank, and the settings of its queue pairs.
+/// A device of a rank, and the settings of its queue pairs.
 #[derive(Clone, Debug)]
 pub(crate) struct Nic {
-    me: u32,
+    pub me: u32,
     pub device: Device,
+    /// The path by its queue pairs: [`Path::Nic`] or [`Path::Tcp`].
+    pub path: Path,
     pd: Pd,
+    /// Whether it reaches only ranks of this process.
+    pub alone: bool,
     queues: QpConfig,
     timeout: Duration,
     order: WordOrder,
@@ -61,10 +68,23 @@ impl Nic {
             me,
             order: options.check()?,
             device: device.clone(),
+            path: own_queues(sort_of(device)),
             pd: device.alloc_pd()?,
+            alone: false,
             queues: options.queues.clone(),
             timeout,
             error: error.clone(),
+        })
+    }
+
+    /// Another device with the same settings. `alone`: it reaches only ranks of this process.
+    pub fn with(&self, device: &Device, alone: bool) -> Result<Nic> {
+        Ok(Nic {
+            device: device.clone(),
+            path: own_queues(sort_of(device)),
+            pd: device.alloc_pd()?,
+            alone,
+            ..self.clone()
         })
     }
 
@@ -77,12 +97,15 @@ impl Nic {
             Rights::Source => Access::LOCAL_READ,
             Rights::Landing => Access::LOCAL_WRITE,
         };
-        Ok(Keys(self.pd.register(region, access)?))
+        Ok(Keys {
+            mr: self.pd.register(region, access)?,
+            path: self.path,
+        })
     }
 
-    /// Whether `keys` are a registration with this NIC.
+    /// Whether `keys` are a registration with this device.
     pub fn knows(&self, keys: &Keys) -> bool {
-        keys.0.is_of(&self.pd)
+        keys.mr.is_of(&self.pd)
     }
 
     /// Number of blocks of the smallest send queue: that of lane 0.
@@ -106,5 +129,14 @@ impl Nic {
         config.error = Some(self.error.clone());
         config.doorbell = doorbell;
         Ok(self.pd.create_qp(&config)?)
+    }
+}
+
+/// What the peers of a rank with this device need to know of it.
+pub(crate) fn sort_of(device: &Device) -> NicSort {
+    match device.provider() {
+        Provider::Tcp => NicSort::Absent,
+        Provider::Emulated => NicSort::Virtual,
+        _ => NicSort::Physical,
     }
 }

@@ -163,8 +163,8 @@ impl<S> Channel<S> {
     }
 
     /// The record of the memory that the peer writes to.
-    pub fn block(&self) -> Vec<Record> {
-        vec![self.memory.record(self.path)]
+    pub fn block(&self) -> Result<Vec<Record>> {
+        Ok(vec![self.memory.record(self.path)?])
     }
 
     /// Credits before the first message: older than those of all messages in flight.

@@ -321,7 +321,7 @@ impl RecvChannel {
     }
 
     /// The record of the rooms; none if there are none.
-    pub fn rooms(&self) -> Vec<Record> {
+    pub fn rooms(&self) -> Result<Vec<Record>> {
         let rooms = self.side.rooms.iter();
         rooms.map(|rooms| rooms.record(self.path)).collect()
     }

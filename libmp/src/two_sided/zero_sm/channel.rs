@@ -378,13 +378,13 @@ impl Recvs {
     }
 
     /// What the sender must know.
-    pub fn record(&self, tag: u32) -> ZeroSmRoom {
-        ZeroSmRoom {
+    pub fn record(&self, tag: u32) -> Result<ZeroSmRoom> {
+        Ok(ZeroSmRoom {
             tag,
-            block: vec![self.keys.record(Path::Ipc)],
+            block: vec![self.keys.record(Path::Ipc)?],
             slots: vec![self.slots.record()],
             offset: self.slots.offset() as u64,
-        }
+        })
     }
 
     /// Whether the entry of the next message is in use.

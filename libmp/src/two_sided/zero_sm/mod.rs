@@ -91,7 +91,7 @@ impl ZeroSmChannels {
 
     fn make(&mut self, from: Origin<'_>, tag: u32, out: &mut Vec<Control>) -> Result<()> {
         let channel = Recvs::make(from.paths, from.room)?;
-        out.push(Control::ZeroSm(Box::new(channel.record(tag))));
+        out.push(Control::ZeroSm(Box::new(channel.record(tag)?)));
         self.recvs.insert(tag, channel);
         self.unused += 1;
         Ok(())

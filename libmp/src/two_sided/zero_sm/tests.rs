@@ -131,13 +131,13 @@ fn agreement_is_made_once_and_hostile_words_are_refused() {
 fn memory_of_a_channel_that_does_not_fit_is_refused() {
     let (paths, _shared) = shared();
     let good = Recvs::make(&paths, ROOM).unwrap();
-    let record = good.record(1);
+    let record = good.record(1).unwrap();
     let channel = Sends::open(&paths, ROOM, &record).unwrap();
     assert_eq!(channel.slot(1).1, channel.slot(0).1 + ROOM);
     let small = paths
         .pinned(BLOCK_LEN - 8, crate::path::Rights::Words)
         .unwrap();
-    let small = small.record(crate::path::Path::Ipc);
+    let small = small.record(crate::path::Path::Ipc).unwrap();
     let bad = [
         ZeroSmRoom {
             offset: u64::MAX,
@@ -170,7 +170,7 @@ fn memory_of_a_channel_that_does_not_fit_is_refused() {
 fn waits_of_a_given_up_rank_pass_and_its_peer_takes_them_for_no_message() {
     let (paths, _shared) = shared();
     let mut recvs = Recvs::make(&paths, ROOM).unwrap();
-    let mut sends = Sends::open(&paths, ROOM, &recvs.record(1)).unwrap();
+    let mut sends = Sends::open(&paths, ROOM, &recvs.record(1).unwrap()).unwrap();
     let flight = protocol::Flight::new(Way::Direct, 1);
     recvs.window.push(flight);
     sends.push(flight);

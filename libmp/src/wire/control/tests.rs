@@ -20,14 +20,18 @@ fn control_messages_round_trip_and_other_bytes_are_refused() {
             shape,
         },
         Control::Up { lane: 7 },
-        Control::AskMap {
+        Control::AskPath {
             gpu: vec![1, 2, 3],
             shape,
         },
-        Control::CanMap { can: Ok(()) },
-        Control::CanMap {
+        Control::AnswerPath(Answer {
+            can: Ok(()),
+            nic: NicSort::Virtual,
+        }),
+        Control::AnswerPath(Answer {
             can: Err("its GPU runs no kernels".to_owned()),
-        },
+            nic: NicSort::Physical,
+        }),
         Control::Sends {
             tag: u32::MAX,
             block: block.clone(),
