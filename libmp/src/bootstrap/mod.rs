@@ -15,9 +15,9 @@
 //! A program with a launcher of its own implements [`Bootstrap`] and passes it to
 //! [`Builder::bootstrap`](crate::Builder::bootstrap).
 //!
-//! A [`Secret`] authenticates the ranks of a job that meet at a store; nothing that passes the store
-//! is encrypted: use networks that you trust. If the store is lost, peers and tags that are open stay usable, and no
-//! others can be opened ([`Kind::BootstrapLost`]).
+//! A [`Secret`] authenticates the ranks of a job that meet at a store; what passes the store is not
+//! encrypted: use networks that you trust. If the store is lost, peers and tags that are open stay
+//! usable, and no others can be opened ([`Kind::BootstrapLost`]).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -141,15 +141,15 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
         None
     }
 
-    /// A key that all ranks of the job have, and no process outside of the job: by it, TCP connections
-    /// between contexts prove that they are of the job ([`Path::Tcp`](crate::Path::Tcp)). With `None`,
-    /// TCP reaches only ranks of this process, and a connection to another one is an error. Default:
-    /// `None`.
+    /// A key that all ranks of the job have, and no process outside of the job. By it, TCP
+    /// connections between contexts prove that they are of the job ([`Path::Tcp`](crate::Path::Tcp)).
+    /// With `None`, TCP reaches only ranks of this process; another one is an error of the first
+    /// message. Default: `None`.
     fn key(&self) -> Option<[u8; 32]> {
         None
     }
 
-    /// The address of this host by which this rank reached the other ranks; `None` if it is not known.
+    /// The address of this host by which this rank reached the others; `None` if it is not known.
     /// Default: `None`.
     fn local_address(&self) -> Option<IpAddr> {
         None

@@ -68,8 +68,9 @@ impl Builder {
     }
 
     /// Sets the NIC, which must be opened for the GPU of the context. Default:
-    /// [`Device::from_env`] (`GDS_PROVIDER`, `GDS_NIC`); if it finds no NIC, and neither the environment
-    /// nor the path names one, a TCP device ([`Device::tcp`]). With [`PathChoice::Tcp`] a NIC is not used.
+    /// [`Device::from_env`] (`GDS_PROVIDER`, `GDS_NIC`); if it finds no NIC, and neither the
+    /// environment nor the path names one, a TCP device ([`Device::tcp`]). With
+    /// [`PathChoice::Tcp`] a NIC is not used.
     #[must_use]
     pub fn device(mut self, device: &Device) -> Builder {
         self.device = Some(device.clone());
@@ -200,9 +201,9 @@ impl Builder {
     }
 
     /// Sets the options of [`Path::Tcp`](crate::Path::Tcp). Without an address, `MP_IFNAME` names the
-    /// interface or the address; without that, it is the address by which this rank reached the store
-    /// of the job, unless that is a loopback address, else the interface of the default route. Without
-    /// a key, it is the key of the job ([`Bootstrap::key`]). Default: `MP_IFNAME` and
+    /// address or its interface. Without that, it is the address by which this rank reached the store
+    /// of the job, unless that is a loopback address, else that of the interface of the default
+    /// route. Without a key, it is that of the job ([`Bootstrap::key`]). Default: `MP_IFNAME`,
     /// `MP_TCP_ENCRYPT`.
     #[must_use]
     pub fn tcp(mut self, options: TcpOptions) -> Builder {

@@ -1,5 +1,5 @@
-//! [`Context`]: one rank's part in a job, over one GPU and one NIC or TCP. The handle, registration of
-//! memory, errors, and the end. The other public handles and calls:
+//! [`Context`]: one rank's part in a job, over one GPU and one NIC or TCP. The handle, registration
+//! of memory, errors, and the end. The other public handles and calls:
 //!
 //! - `builder` builds the context; `cache` has its registrations.
 //! - Messages: `calls` send and receive, `sendrecv` does both in one call, `request` has the handles
@@ -211,9 +211,9 @@ impl Context {
         state.peers.get(rank)?.link.word_order()
     }
 
-    /// The path to `rank`, and the reason for it. `None` if the job does not have this rank, and before
-    /// the two ranks have agreed on it ([`PathChoice::Auto`](crate::PathChoice::Auto)), which the first
-    /// call that needs the rank waits for.
+    /// The path to `rank`, and the reason for it. `None` if the job does not have this rank, and
+    /// before the two ranks have agreed on it ([`PathChoice::Auto`](crate::PathChoice::Auto)), which
+    /// the first call that needs the rank waits for.
     pub fn path(&self, rank: u32) -> Option<(Path, String)> {
         let (path, reason) = self.engine().paths.chosen(rank)?;
         Some((*path, reason.to_string()))

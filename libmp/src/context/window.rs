@@ -360,11 +360,11 @@ impl Window {
     }
 
     /// Adds `add`, modulo 2^64, to the word at `offset` of the window of `rank`, and stores its
-    /// former value into `old`, a slice of 8 bytes. The NIC of `rank` executes it, or its TCP device:
-    /// it is atomic with all fetch-adds and compare-swaps of other ranks on the word by the same
-    /// device, and not with stores of the CPU or of kernels. If a physical NIC reaches only a part of
-    /// the ranks, select TCP for all ([`PathChoice::Tcp`](crate::PathChoice::Tcp)). The word is aligned
-    /// to 8 bytes.
+    /// former value into `old`, a slice of 8 bytes. The NIC or the TCP device of `rank` executes it: it
+    /// is atomic with all fetch-adds and compare-swaps of other ranks on the word, if the same device
+    /// executes them, and not with stores of the CPU or of kernels. If a physical NIC reaches only a
+    /// part of the ranks, select [`PathChoice::Tcp`](crate::PathChoice::Tcp). The word is aligned to 8
+    /// bytes.
     ///
     /// # Errors
     /// As [`put_signal`](Window::put_signal); `Unsupported` for a word of this rank itself, because

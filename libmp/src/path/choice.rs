@@ -298,12 +298,12 @@ impl Choices {
 
     /// The answer that this rank sends to `rank` unasked, because it has chosen without a question.
     pub fn unasked(&self, rank: u32) -> Option<Answer> {
-        let agrees = match self.choice {
+        let takes_part = match self.choice {
             PathChoice::Auto => rank != self.me,
             PathChoice::Ipc => rank != self.me && !self.is_near(rank),
             PathChoice::Nic | PathChoice::Tcp => false,
         };
-        agrees.then(|| self.answer(rank, || Err("it was not asked".to_owned())))
+        takes_part.then(|| self.answer(rank, || Err("it was not asked".to_owned())))
     }
 }
 

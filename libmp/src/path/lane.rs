@@ -1,6 +1,6 @@
 //! [`Lane`]: an ordered queue of puts to a peer, with an end on each path that reaches the peer: a
-//! queue pair of a NIC or of TCP, a queue of copies, or both. It posts, polls, fails and aborts puts;
-//! `batch` prepares them.
+//! queue pair of a NIC or of TCP, a queue of copies, or both. It posts, polls, fails and aborts
+//! puts; `batch` prepares them.
 
 use gdsync::gpu::Word64;
 use gdsync::rdma::Descriptor;
@@ -88,7 +88,8 @@ impl Lane {
     /// messages in `flagged` rooms.
     pub fn may_spin(&self, path: Path, flagged: bool) -> bool {
         // The word of a copy is in host memory, which a kernel should not poll, and a CPU thread stores
-        // those of TCP. There are flagged rooms only if kernels of the peer run beside those of this rank, and only kernels find messages there.
+        // those of TCP. There are flagged rooms only if kernels of the peer run beside those of this
+        // rank, and only kernels find messages there.
         flagged || path == Path::Nic && self.nic.as_ref().is_some_and(nic::Lane::may_spin)
     }
 

@@ -64,7 +64,7 @@ impl Keys {
     /// The keys of the device whose queue pairs are `path`.
     ///
     /// # Errors
-    /// `Invalid` if this rank has no such device; errors of gdsync.
+    /// `Unsupported` if this rank has no such device; errors of gdsync.
     #[inline]
     pub(super) fn queues(&self, path: Path) -> Result<&nic::Keys> {
         if path == self.nic.path() {
@@ -119,8 +119,8 @@ impl Keys {
         paths.iter().map(|path| self.record(*path)).collect()
     }
 
-    /// The records that name the memory for one-sided operations to a peer whose path is not known: on
-    /// all paths but [`Path::Ipc`].
+    /// The records that name the memory for one-sided operations to peers of all paths but
+    /// [`Path::Ipc`].
     pub fn all_records(&self) -> Vec<Record> {
         let first = self.nic.path();
         let tcp = self.late.second.is_likely() && first != Path::Tcp;
