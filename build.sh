@@ -65,6 +65,7 @@ kernels   python3                           python3
 kernels   python3:ensurepip                 python3-venv
 virt      /etc/libibverbs.d/mlx5.driver     ibverbs-providers
 virt      /usr/include/infiniband/mlx5dv.h  libibverbs-dev
+tcp       ip                                iproute2
 cluster   /etc/libibverbs.d/mlx5.driver     ibverbs-providers
 interop   readelf                           binutils
 rdma      ib_write_bw                       perftest
@@ -367,6 +368,13 @@ step_tcp() {
     for name in $BY_TCP; do tests+=(--test "$name"); done
     MP_PATH=tcp cargo test --workspace "${tests[@]}"
     MP_PATH=tcp GDS_PROVIDER=tcp cargo test -p conformance --test mp_matrix
+    say "tcp: examples on two hosts that are network namespaces"
+    local target outcome=0
+    target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
+    cargo build --profile test -p mprun -p halo2d -p particles
+    examples/ci/hosts "$target/debug" || outcome=$?
+    # 77: this system allows no namespaces, as printed.
+    [ "$outcome" -eq 0 ] || [ "$outcome" -eq 77 ] || die "tcp: failed with exit code $outcome"
 }
 
 step_cluster() {

@@ -348,6 +348,8 @@ impl TcpQueues {
         if let Link::Open(wire) = std::mem::replace(&mut self.link, Link::Broken) {
             wire.close();
         }
+        // Nothing keeps the memory of requests and receives beyond their ends.
+        (self.output, self.body) = (Output::default(), Body::Head);
         self.held.clear();
         let mut status = status;
         for sent in self.sent.drain(..) {
