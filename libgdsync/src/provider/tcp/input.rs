@@ -4,7 +4,7 @@
 use std::io;
 
 use super::Broken;
-use super::memory::Piece;
+use super::memory::Pieces;
 use super::seal::{RECORD, Seal};
 use super::wire::{Wire, piece};
 
@@ -19,13 +19,13 @@ const PIECES: usize = 8;
 /// The memory that a payload goes to.
 #[derive(Default)]
 pub struct Sink {
-    pieces: Vec<Piece>,
+    pieces: Pieces,
     /// The first piece that is not full.
     next: usize,
 }
 
 impl Sink {
-    pub fn new(pieces: Vec<Piece>) -> Sink {
+    pub fn new(pieces: Pieces) -> Sink {
         Sink { pieces, next: 0 }
     }
 

@@ -3,8 +3,13 @@
 
 use std::sync::{PoisonError, RwLock};
 
+use smallvec::SmallVec;
+
 use crate::gpu::{Mapped, Region};
 use crate::nic::{Access, MrKeys, PdId};
+
+/// The memory of a request. Up to two pieces cost no allocation.
+pub type Pieces = SmallVec<[Piece; 2]>;
 
 /// A range of registered memory, which it keeps.
 #[derive(Clone)]

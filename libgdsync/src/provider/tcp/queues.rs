@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 
 use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::{ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
+use smallvec::SmallVec;
 
 use super::Broken;
 use super::dial::Dial;
 use super::frame::{HEAD, Head, Kind, MOST, OPERANDS};
 use super::greeting::{Claim, End, Key, Verdict};
 use super::input::{Input, Payload, Sink};
-use super::memory::{Piece, Registrations};
+use super::memory::{Piece, Pieces, Registrations};
 use super::output::Output;
 use super::seal::Seal;
 use super::wire::Wire;
@@ -87,8 +88,8 @@ struct Posted {
 enum Data<'a> {
     /// Inline data of an entry.
     Inline(&'a [ibv_sge]),
-    Bytes(Vec<u8>),
-    Memory(Vec<Piece>),
+    Bytes(SmallVec<[u8; OPERANDS as usize]>),
+    Memory(Pieces),
 }
 
 /// A request or an answer of the peer whose payload is being received.
@@ -434,7 +435,7 @@ impl TcpQueues {
     }
 
     /// The memory of local segments.
-    fn gather(&self, sges: &[ibv_sge], need: Access) -> Option<Vec<Piece>> {
+    fn gather(&self, sges: &[ibv_sge], need: Access) -> Option<Pieces> {
         let find = |sge: &ibv_sge| {
             let all = &self.shared.registrations;
             all.find(sge.lkey, self.pd, sge.addr, sge.length, need)
@@ -485,8 +486,8 @@ impl TcpQueues {
             sink = Sink::new(pieces.ok_or(IBV_WC_LOC_PROT_ERR)?);
             let operands = [atomic.compare_add, atomic.swap].map(u64::to_le_bytes);
             match kind {
-                Kind::Read => Data::Bytes(Vec::new()),
-                _ => Data::Bytes(operands.as_flattened().to_vec()),
+                Kind::Read => Data::Bytes(SmallVec::new()),
+                _ => Data::Bytes(SmallVec::from_slice(operands.as_flattened())),
             }
         } else {
             let pieces = self.gather(sges, Access::LOCAL_READ);
@@ -593,16 +594,16 @@ impl TcpQueues {
     }
 
     /// The memory that a request of the peer names, if it may access it like this.
-    fn named(&self, head: &Head, need: Access) -> Option<Vec<Piece>> {
+    fn named(&self, head: &Head, need: Access) -> Option<Pieces> {
         if !self.access.permits(need) {
             return None;
         }
         if head.len == 0 {
-            return Some(Vec::new());
+            return Some(Pieces::new());
         }
         let all = &self.shared.registrations;
         let piece = all.find(head.rkey, self.pd, head.addr, head.len, need)?;
-        Some(vec![piece])
+        Some(Pieces::from_iter([piece]))
     }
 
     /// Begins what a head announces.
