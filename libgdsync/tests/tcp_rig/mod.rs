@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub mod proxy;
+mod traffic;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -53,9 +54,13 @@ pub struct Side {
 
 impl Side {
     pub fn new(device: &Device, config: &QpConfig) -> Side {
+        Side::with(device, config, MemoryKind::Pinned, MEMORY)
+    }
+
+    pub fn with(device: &Device, config: &QpConfig, kind: MemoryKind, len: usize) -> Side {
         let pd = device.alloc_pd().unwrap();
         let qp = pd.create_qp(config).unwrap();
-        let mem = memory(&pd, MemoryKind::Pinned, MEMORY, Access::ALL);
+        let mem = memory(&pd, kind, len, Access::ALL);
         Side { qp, mem }
     }
 
@@ -105,8 +110,18 @@ impl Couple {
         Couple::of(devices, config)
     }
 
-    pub fn of(mut devices: [Device; 2], config: &QpConfig) -> Couple {
-        let mut sides = devices.each_ref().map(|device| Side::new(device, config));
+    pub fn of(devices: [Device; 2], config: &QpConfig) -> Couple {
+        Couple::with(devices, config, MemoryKind::Pinned, MEMORY)
+    }
+
+    pub fn with(
+        mut devices: [Device; 2],
+        config: &QpConfig,
+        kind: MemoryKind,
+        len: usize,
+    ) -> Couple {
+        let side = |device| Side::with(device, config, kind, len);
+        let mut sides = devices.each_ref().map(side);
         // The side with the smaller number connects.
         if sides[0].qp.address().node > sides[1].qp.address().node {
             sides.reverse();
@@ -231,5 +246,28 @@ impl Couple {
         whole(a.get(152), value(6), ok >= 1);
         whole(a.get(128), value(6), received == 1);
         ok == 2
+    }
+
+    /// Requests of every kind from `a`, on a connection that forges bytes without a check: they end,
+    /// with any status.
+    pub fn forged(&mut self, what: &str) {
+        let (a, b) = (&mut self.a, &mut self.b);
+        let (near, far) = (a.mem.clone(), b.mem.clone());
+        let span = |mem: &Mr, at| mem.remote().span(at, 8).unwrap();
+        let receives = [(); 2].map(|()| b.qp.receive(&[far.sge(128, 8)]));
+        let sends = [
+            a.post(&Work::send(&[near.sge(0, 8)])),
+            a.post(&Work::write(&[near.sge(8, 8)], span(&far, 136))),
+            a.post(&Work::read(&[near.sge(136, 8)], span(&far, 64))),
+            a.post(&Work::fetch_add(&[near.sge(144, 8)], span(&far, 72), 1)),
+            a.post(&Work::write_inline(&[&[1; 8]], span(&far, 144)).with_imm(9)),
+        ];
+        for send in sends.into_iter().flatten() {
+            end(&mut a.qp, send, what);
+        }
+        b.qp.fail(Status::CANCELLED);
+        for receive in receives {
+            end(&mut b.qp, receive, what);
+        }
     }
 }

@@ -114,10 +114,10 @@ impl Proxy {
         })
     }
 
-    /// The bytes of the last connection, if they are recorded.
+    /// The bytes of the first connection since the last [`Proxy::plan`], if they are recorded.
     pub fn recorded(&self) -> [Vec<u8>; 2] {
         let links = self.shared.links.lock().unwrap();
-        let record = links.last().and_then(|link| link.record.as_ref());
+        let record = links.first().and_then(|link| link.record.as_ref());
         record
             .unwrap()
             .each_ref()
@@ -198,9 +198,9 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         });
         shared.links.lock().unwrap().push(Arc::clone(&link));
         drop(plans);
-        for way in 0..2 {
+        for (way, plan) in plan.into_iter().enumerate() {
             let link = Arc::clone(&link);
-            std::thread::spawn(move || pump(&link, way, plan[way]));
+            std::thread::spawn(move || pump(&link, way, plan));
         }
     }
 }
