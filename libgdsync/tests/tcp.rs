@@ -158,3 +158,9 @@ fn requests_behind_one_that_this_side_refuses_have_no_effect() {
         assert_eq!(far.region().bytes::<8>(128), [0; 8]);
     }
 }
+
+#[test]
+fn a_simulated_host_is_refused() {
+    let (_sim, gpu) = play(1);
+    refused(open(&gpu), Kind::Unsupported, None, &["virtual"]);
+}

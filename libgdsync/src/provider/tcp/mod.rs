@@ -140,6 +140,11 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
         let what = format!("{call} failed: {e}");
         Error::new(OPEN, Kind::System, what).with_source(e)
     };
+    if gpu.host().epoch().is_zero() {
+        let what =
+            "the time of the host is virtual, and that of a socket is real; use a virtual NIC";
+        return Err(Error::new(OPEN, Kind::Unsupported, what));
+    }
     let ip = options.address.unwrap_or_else(address::default);
     let listener = TcpListener::bind((ip, 0)).map_err(|e| match e.kind() {
         io::ErrorKind::AddrNotAvailable => {
