@@ -314,7 +314,7 @@ fn recorded_greetings_prove_nothing() {
     for encrypted in [false, true] {
         let mut p = Couple::new(&gpu, encrypted, &QpConfig::default());
         let there = socket(&p.b.qp.address());
-        // The verdict does not arrive, and the next attempts reach nobody.
+        // The verdict does not arrive, and the next attempts reach no device.
         let nowhere = TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
