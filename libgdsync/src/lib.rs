@@ -171,6 +171,10 @@ pub mod gpu;
 pub mod internals {
     pub use crate::kernels::*;
     pub use crate::memop::{Batch, Op, Width};
+    /// The bytes of a connection of the provider `tcp`.
+    pub mod tcp {
+        pub use crate::provider::tcp::protocol::*;
+    }
 }
 #[cfg_attr(not(feature = "internals"), allow(dead_code))]
 mod kernels;

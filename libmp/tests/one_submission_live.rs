@@ -34,6 +34,14 @@ fn exchange(ctx: &Context, kind: MemoryKind, count: usize, len: usize) {
         ctx.irecv(peer, 1, &slice).unwrap()
     };
     let recvs: Vec<Request> = (0..count).map(recv).collect();
+    // The receives of the peer are posted: a send that finds none takes more submissions.
+    let note = ctx.alloc(MemoryKind::Pinned, 16).unwrap();
+    let [mine, theirs] = [0, 8].map(|at| note.slice(at, 8).unwrap());
+    let met = [
+        ctx.irecv(peer, 2, &theirs).unwrap(),
+        ctx.isend(peer, 2, &mine).unwrap(),
+    ];
+    mp::wait_all(&met, LIMIT).unwrap();
     let send = |i| {
         let slice = out.slice(i * len, len).unwrap();
         ctx.prepare_send(&SendOp::from((peer, 1, &slice))).unwrap()

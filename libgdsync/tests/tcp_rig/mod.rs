@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub mod proxy;
+pub mod speaker;
 mod traffic;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};

@@ -104,7 +104,7 @@ impl Dial {
             None if now < self.next => return None,
             None => self.begin(now).map(|()| None),
             Some(attempt) if now > attempt.until => Err(Broken::Late),
-            Some(attempt) => attempt.step(self.key, &self.claim),
+            Some(attempt) => attempt.step(self.key, &self.claim, &self.poller),
         };
         match outcome {
             Ok(None) => None,
@@ -143,7 +143,10 @@ impl Dial {
         self.next = now + self.pause;
         self.pause = (self.pause * 2).min(LONGEST);
         let [from, to] = [self.claim.from, self.claim.to];
-        let serious = matches!(why, Broken::Greeting(_) | Broken::Closed);
+        let serious = matches!(
+            why,
+            Broken::Greeting(_) | Broken::Closed | Broken::Unanswered
+        );
         if serious && !std::mem::replace(&mut self.logged, true) {
             tracing::warn!(
                 target: "gdsync",
@@ -155,7 +158,12 @@ impl Dial {
 }
 
 impl Attempt {
-    fn step(&mut self, key: Key, claim: &Claim) -> Result<Option<[Key; 2]>, Broken> {
+    fn step(
+        &mut self,
+        key: Key,
+        claim: &Claim,
+        poller: &Poller,
+    ) -> Result<Option<[Key; 2]>, Broken> {
         loop {
             match &self.stage {
                 Stage::Connecting => {
@@ -165,6 +173,8 @@ impl Attempt {
                     if self.stream.peer_addr().is_err() {
                         return Ok(None);
                     }
+                    // It has room, which must not keep the thread awake.
+                    poller.set(&self.stream, false);
                     put(&mut self.stream, &opening(&self.nonce))?;
                     self.stage = Stage::Opening;
                 }
@@ -181,8 +191,11 @@ impl Attempt {
                     self.stage = Stage::Claimed(Box::new((session, bytes)));
                 }
                 Stage::Claimed(claimed) => {
-                    if !fill(&mut self.stream, &mut self.got, VERDICT)? {
-                        return Ok(None);
+                    match fill(&mut self.stream, &mut self.got, VERDICT) {
+                        Ok(true) => {}
+                        Ok(false) => return Ok(None),
+                        Err(Broken::Closed) => return Err(Broken::Unanswered),
+                        Err(why) => return Err(why),
                     }
                     let (session, bytes) = &**claimed;
                     let verdict = self.got.first_chunk();

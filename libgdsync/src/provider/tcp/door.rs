@@ -27,8 +27,13 @@ const EARLY: usize = 4096;
 const WAIT: Duration = Duration::from_secs(30);
 /// Number of rounds from one look for events to the next.
 const LOOK: u32 = 8;
+/// Connections that the system keeps until they are accepted: all queue pairs of a large job may
+/// connect at the same time, and the system of a peer that finds no room tries again after 1 s.
+const BACKLOG: i32 = 4096;
 /// Connections that are accepted in one step.
 const STEP: usize = 16;
+/// How long none is accepted after the system refused one, for example without descriptors.
+const PAUSE: Duration = Duration::from_millis(50);
 
 struct Stranger {
     stream: TcpStream,
@@ -50,6 +55,8 @@ struct Guest {
 struct Hall {
     strangers: VecDeque<Stranger>,
     guests: VecDeque<Guest>,
+    /// The time of the last refusal, if connections wait since.
+    refused: Option<Instant>,
 }
 
 pub struct Door {
@@ -90,6 +97,7 @@ impl Stranger {
 impl Door {
     pub fn new(name: String, shared: Arc<Shared>, listener: TcpListener) -> io::Result<Door> {
         listener.set_nonblocking(true)?;
+        rustix::net::listen(&listener, BACKLOG)?;
         shared.poller.add(&listener, false)?;
         Ok(Door {
             name,
@@ -104,9 +112,16 @@ impl Door {
     /// Accepts new connections; returns whether there was any.
     fn accept(&self, hall: &mut Hall) -> bool {
         for count in 0..STEP {
-            // Without room for descriptors the connection stays in the system's queue.
-            let Ok((stream, _)) = self.listener.accept() else {
-                return count > 0;
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(e) => {
+                    if e.kind() != io::ErrorKind::WouldBlock {
+                        // The connection stays in the system's queue, and would keep the thread awake.
+                        self.shared.poller.ignore(&self.listener);
+                        hall.refused = Some(Instant::now());
+                    }
+                    return count > 0;
+                }
             };
             let ready = stream.set_nonblocking(true);
             if ready.is_err() || self.shared.poller.add(&stream, false).is_err() {
@@ -242,10 +257,17 @@ impl Source for Door {
 
     fn work(&self) -> bool {
         let hall = &mut *self.hall.lock();
-        let mut busy = self.shared.poller.take(&self.listener) && self.accept(hall);
+        let over = |since: Instant| since.elapsed() > PAUSE;
+        let again = hall.refused.is_some_and(over);
+        if again {
+            hall.refused = None;
+            self.shared.poller.set(&self.listener, false);
+        }
+        let news = self.shared.poller.take(&self.listener);
+        self.shared.poller.sweep(news);
+        let mut busy = (news || again) && hall.refused.is_none() && self.accept(hall);
         busy |= self.read_proofs(hall);
         busy |= self.lead_guests(hall);
-        self.shared.poller.sweep();
         busy
     }
 }

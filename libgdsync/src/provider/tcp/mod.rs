@@ -13,15 +13,29 @@
 mod address;
 mod dial;
 mod door;
+#[allow(missing_docs, reason = "public for tests alone")]
 mod frame;
+#[allow(missing_docs, reason = "public for tests alone")]
 mod greeting;
 mod input;
 mod memory;
 mod output;
 mod poller;
 mod queues;
+#[allow(missing_docs, reason = "public for tests alone")]
 mod seal;
 mod wire;
+
+/// What the two sides of a connection send each other, for tests that are one of them.
+#[cfg(feature = "internals")]
+pub mod protocol {
+    pub use super::Broken;
+    pub use super::frame::{HEAD, Head, Kind, MOST, OPERANDS};
+    pub use super::greeting::{
+        CLAIM, Claim, End, OPENING, Session, VERDICT, Verdict, opening, read_opening,
+    };
+    pub use super::seal::{PLAIN, Seal};
+}
 
 use std::fmt;
 use std::io;
@@ -68,10 +82,13 @@ const SHORT_SPIN: Duration = Duration::from_micros(20);
 
 /// Why a connection is of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
+#[allow(missing_docs, reason = "public for tests alone")]
+pub enum Broken {
     Greeting(&'static str),
     Frame(&'static str),
     Closed,
+    /// The peer has closed the connection in place of a verdict.
+    Unanswered,
     /// An error of the system, by number.
     Connection(i32),
     /// The peer's queue pair is not there.
@@ -94,6 +111,11 @@ impl fmt::Display for Broken {
             Broken::Greeting(why) => write!(f, "the greeting of the other side is refused: {why}"),
             Broken::Frame(why) => write!(f, "a frame of the other side is invalid: {why}"),
             Broken::Closed => write!(f, "the other side has closed the connection"),
+            Broken::Unanswered => write!(
+                f,
+                "the other side has closed the connection without an answer: its key differs, or its \
+                 queue pair was not connected in time"
+            ),
             Broken::Connection(errno) => write!(f, "{}", io::Error::from_raw_os_error(*errno)),
             Broken::NotNow => write!(f, "the queue pair of the other side is not connected"),
             Broken::Late => write!(f, "the other side did not answer in time"),
@@ -169,7 +191,7 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
     });
     let name = at.to_string();
     let door = Door::new(name.clone(), Arc::clone(&shared), listener);
-    let door = door.map_err(|e| system("the call epoll_ctl", e))?;
+    let door = door.map_err(|e| system("listening", e))?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let spin = match processors < ENOUGH {
         true => SHORT_SPIN,
@@ -472,7 +494,7 @@ impl Drop for TcpNic {
         self.common.source.qps.lock().clear();
         self.common.change(Vec::clear);
         let end = Instant::now() + LAST;
-        while self.shared.poller.sweep() && Instant::now() < end {
+        while self.shared.poller.sweep(true) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

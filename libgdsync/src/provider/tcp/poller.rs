@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use gds_step::Mutex;
@@ -13,6 +13,9 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 /// How long the bytes of a peer are read and dropped after the last own byte.
 const LINGER: Duration = Duration::from_secs(2);
+/// How often they are read if no socket is reported as ready, and how many reads at a time.
+const SWEEP: Duration = Duration::from_millis(20);
+const READS: usize = 16;
 /// Descriptors from this number on are always taken for ready.
 const MOST: usize = 1 << 16;
 /// Ready descriptors that one call reports.
@@ -28,8 +31,14 @@ struct Inner {
     /// that a call of the system is worth while, and the call provides the order. A descriptor may be
     /// closed and used again meanwhile; then a call is made for nothing.
     ready: Box<[AtomicU64]>,
-    lingering: Mutex<Vec<(OwnedFd, Instant)>>,
+    lingering: Mutex<Lingering>,
+    /// Whether there are such sockets. A hint, so it is relaxed.
+    lingers: AtomicBool,
 }
+
+/// Sockets with the times of their last own bytes, and the time of the last sweep.
+#[derive(Default)]
+struct Lingering(Vec<(OwnedFd, Instant)>, Option<Instant>);
 
 fn flags(room: bool) -> EventFlags {
     match room {
@@ -44,6 +53,7 @@ impl Poller {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             ready: (0..MOST / 64).map(|_| AtomicU64::new(0)).collect(),
             lingering: Mutex::default(),
+            lingers: AtomicBool::new(false),
         })))
     }
 
@@ -63,25 +73,44 @@ impl Poller {
         let _ = epoll::modify(&self.0.epoll, socket, data, flags(room));
     }
 
-    /// Keeps a socket for a while and drops what it receives.
-    pub fn linger(&self, socket: OwnedFd) {
-        self.0.lingering.lock().push((socket, Instant::now()));
+    /// Does not report a socket as ready, until [`Poller::set`].
+    pub fn ignore(&self, socket: impl AsFd) {
+        let data = EventData::new_u64(0);
+        let _ = epoll::modify(&self.0.epoll, socket, data, EventFlags::empty());
     }
 
-    /// Drops the bytes of lingering sockets. Returns whether there are such sockets.
-    pub fn sweep(&self) -> bool {
-        let mut lingering = self.0.lingering.lock();
-        lingering.retain(|(socket, since)| {
-            let mut dropped = [0; 4096];
-            loop {
-                match rustix::io::read(socket, &mut dropped) {
+    /// Keeps a socket for a while and drops what it receives.
+    pub fn linger(&self, socket: OwnedFd) {
+        self.0.lingering.lock().0.push((socket, Instant::now()));
+        self.0.lingers.store(true, Ordering::Relaxed);
+    }
+
+    /// Drops bytes of lingering sockets, at once if there is `news`, else from time to time. Returns
+    /// whether there are such sockets.
+    pub fn sweep(&self, news: bool) -> bool {
+        if !self.0.lingers.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Lingering(sockets, last) = &mut *self.0.lingering.lock();
+        let now = Instant::now();
+        if !news && last.is_some_and(|last| now - last < SWEEP) {
+            return true;
+        }
+        *last = Some(now);
+        let mut dropped = vec![0; 16 * 1024];
+        sockets.retain(|(socket, since)| {
+            // A peer may send without an end.
+            for _ in 0..READS {
+                match rustix::io::read(socket, &mut dropped[..]) {
                     Ok(1..) => {}
-                    Err(rustix::io::Errno::AGAIN) => return since.elapsed() < LINGER,
+                    Err(rustix::io::Errno::AGAIN) => break,
                     Ok(0) | Err(_) => return false,
                 }
             }
+            now - *since < LINGER
         });
-        !lingering.is_empty()
+        self.0.lingers.store(!sockets.is_empty(), Ordering::Relaxed);
+        !sockets.is_empty()
     }
 
     /// Looks for ready sockets, without waiting.
