@@ -219,31 +219,8 @@ fn late_post_of_a_stream_is_detected() {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn idle_cpu_thread_sleeps() {
     inside!(OWN);
-    const WATCHED: Duration = Duration::from_secs(1);
-    let mut p = Pair::open(Device::verbs, &QpConfig::default());
-    let memory = p.memory(MemoryKind::Pinned, 64);
-    let spent = || {
-        let threads = gds_step::thread_times().unwrap();
-        let thread = threads.iter().find(|t| t.name == "gds-verbs");
-        thread.expect("it runs").cpu
-    };
-    for round in 0..2 {
-        let recv = p.b.receive(&[memory.sge(0, 8)]);
-        std::thread::sleep(Duration::from_millis(50));
-        // The target is 2 %. On a busy machine the count sometimes includes work that is not the
-        // thread's.
-        let sleeps = (0..5).any(|_| {
-            let before = spent();
-            std::thread::sleep(WATCHED);
-            let used = spent() - before;
-            println!("round {round}: {used:?} of {WATCHED:?}");
-            used < WATCHED / 10
-        });
-        assert!(sleeps, "the idle thread spins");
-        let pieces: [&[u8]; 1] = [&[round; 8]];
-        p.a.start(&Work::send_inline(&pieces));
-        p.b.wait(recv, LIMIT).unwrap();
-    }
+    // The target is 2 %.
+    verbs_device::idle_thread_sleeps(Device::verbs, "gds-verbs", 10);
 }
 
 cases! {

@@ -280,3 +280,32 @@ pub fn a_stream_outlives_the_device(open: Open) {
         assert!(stream.synchronize(LIMIT).unwrap(), "{path}: stuck");
     }
 }
+
+/// With a connection, a receive posted and no other work, the thread `name` of the device sleeps: it
+/// uses less than one `part` of a processor. The next message wakes it.
+pub fn idle_thread_sleeps(open: Open, name: &str, part: u32) {
+    const WATCHED: Duration = Duration::from_secs(1);
+    let mut p = Pair::open(open, &QpConfig::default());
+    let memory = p.memory(MemoryKind::Pinned, 64);
+    let spent = || {
+        let threads = gds_step::thread_times().unwrap();
+        let thread = threads.iter().find(|t| t.name == name);
+        thread.expect("it runs").cpu
+    };
+    for round in 0..2 {
+        let recv = p.b.receive(&[memory.sge(0, 8)]);
+        std::thread::sleep(Duration::from_millis(50));
+        // On a busy machine the count sometimes includes work that is not the thread's.
+        let sleeps = (0..5).any(|_| {
+            let before = spent();
+            std::thread::sleep(WATCHED);
+            let used = spent() - before;
+            println!("round {round}: {used:?} of {WATCHED:?}");
+            used < WATCHED / part
+        });
+        assert!(sleeps, "the idle thread spins");
+        let pieces: [&[u8]; 1] = [&[round; 8]];
+        p.a.start(&Work::send_inline(&pieces));
+        p.b.wait(recv, LIMIT).unwrap();
+    }
+}

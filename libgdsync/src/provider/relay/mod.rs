@@ -31,7 +31,7 @@ use mlx5_prm::wqe::{AvSeg, BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, WqeFlags, basic_b
 use self::entries::{Entries, Kind as EntryKind};
 use self::handles::Handles;
 use self::translate::{Outcome, UNNAMED};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::gpu::{Mapped, Region};
 use crate::nic::QpRings;
 use crate::ring::RingMemory as _;
@@ -44,6 +44,12 @@ const BATCH: usize = 16;
 const LONGEST: u16 = 1 << 15;
 /// Marks the numbers of receives.
 const RECEIVE: u64 = 1 << 63;
+
+/// The error of a call for a queue pair that was destroyed.
+pub(in crate::provider) fn gone(qpn: u32, operation: &'static str) -> Error {
+    let what = format!("QP {qpn:#x} does not exist any more");
+    Error::new(operation, Kind::WrongState, what)
+}
 
 /// The queues of verbs behind a relay.
 pub(in crate::provider) trait Queues: Send {

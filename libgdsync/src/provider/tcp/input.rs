@@ -126,6 +126,14 @@ impl Input {
         }
     }
 
+    /// Moves the buffered bytes to the start of the buffer.
+    fn compact(&mut self) {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+    }
+
     /// Stores what is buffered of a payload. `Ok(true)`: all of it is stored.
     ///
     /// # Errors
@@ -158,10 +166,7 @@ impl Input {
         if self.seal.is_some() {
             return self.read_sealed(wire);
         }
-        if self.start > 0 {
-            self.buffer.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
+        self.compact();
         let mut iov = [piece(std::ptr::null(), 0); PIECES + 1];
         let (mut count, mut direct) = (0, 0);
         let mut payload = payload.filter(|payload| !payload.short && self.end == 0);
@@ -208,15 +213,12 @@ impl Input {
         let n = *outcome.as_ref().unwrap_or(&0);
         self.records.truncate(at + n);
         outcome?;
+        self.compact();
         let mut opened = 0;
         while let Some(seal) = &mut self.seal
             && let Some((plain, len)) = seal.open(&mut self.records[opened..])?
         {
             let plain = &self.records[opened..][plain];
-            if self.start > 0 {
-                self.buffer.copy_within(self.start..self.end, 0);
-                (self.start, self.end) = (0, self.end - self.start);
-            }
             let end = self.end + plain.len();
             if self.buffer.len() < end {
                 self.buffer.resize(end, 0);

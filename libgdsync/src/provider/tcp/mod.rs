@@ -55,7 +55,7 @@ use self::poller::Poller;
 use self::queues::{Shared, TcpQueues};
 use self::wire::Sockets;
 use super::relay::thread::{Common, SPIN, SharedRelay};
-use super::relay::{Limits, Relay, Rings};
+use super::relay::{Limits, Relay, Rings, gone};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::nic::{
@@ -248,12 +248,8 @@ impl Machine for Assistant {
 
 impl TcpNic {
     fn relay(&self, qpn: u32, operation: &'static str) -> Result<SharedRelay<TcpQueues>> {
-        let gone = || {
-            let what = format!("QP {qpn:#x} does not exist any more");
-            Error::new(operation, Kind::WrongState, what)
-        };
         let qps = self.common.source.qps.lock();
-        qps.get(&qpn).cloned().ok_or_else(gone)
+        qps.get(&qpn).cloned().ok_or_else(|| gone(qpn, operation))
     }
 
     /// How long a peer may show no sign of life; `None`: for any time.

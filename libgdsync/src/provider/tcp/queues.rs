@@ -508,6 +508,13 @@ impl TcpQueues {
         Ok(())
     }
 
+    /// The oldest READ or atomic that was sent and is not answered.
+    fn oldest_fetch(&mut self) -> Option<&mut Sent> {
+        let count = self.sent.len() - self.held.len();
+        let mut sent = self.sent.iter_mut().take(count);
+        sent.find(|sent| sent.kind.fetches() && !sent.answered)
+    }
+
     /// Completes the requests that the peer has executed.
     fn retire(&mut self, ack: u64) -> Result<(), Broken> {
         let behind = ack.wrapping_sub(self.first);
@@ -611,15 +618,10 @@ impl TcpQueues {
         let sink = match head.kind {
             Kind::Ack => return Ok(()),
             Kind::Refuse => return self.refused(&head),
-            Kind::Response => {
-                let count = self.sent.len() - self.held.len();
-                let mut open = self.sent.iter_mut().take(count);
-                let fetch = open.find(|sent| sent.kind.fetches() && !sent.answered);
-                match fetch {
-                    Some(fetch) if fetch.len == head.len => std::mem::take(&mut fetch.sink),
-                    _ => return Err(Broken::Frame("it answers a request that was not sent")),
-                }
-            }
+            Kind::Response => match self.oldest_fetch() {
+                Some(fetch) if fetch.len == head.len => std::mem::take(&mut fetch.sink),
+                _ => return Err(Broken::Frame("it answers a request that was not sent")),
+            },
             kind if kind.takes_receive() && self.receives.is_empty() => {
                 return Err(Broken::Frame("there is no receive for it"));
             }
@@ -712,8 +714,7 @@ impl TcpQueues {
     /// The payload of a request or an answer is stored.
     fn finish(&mut self, head: &Head) -> Result<(), Broken> {
         if head.kind == Kind::Response {
-            let mut open = self.sent.iter_mut();
-            if let Some(fetch) = open.find(|sent| sent.kind.fetches() && !sent.answered) {
+            if let Some(fetch) = self.oldest_fetch() {
                 fetch.answered = true;
             }
             return self.retire(head.ack);

@@ -74,7 +74,7 @@ impl Source for Channel {
 
     fn fd(&self) -> RawFd {
         match self.lost.load(Ordering::Relaxed) {
-            // A lost channel would be ready for ever.
+            // The descriptor of a lost channel is always ready.
             true => -1,
             // SAFETY: a channel lives as long as this.
             false => unsafe { (*self.raw).fd },

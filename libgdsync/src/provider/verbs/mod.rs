@@ -27,8 +27,8 @@ use super::ibv::IbvPort;
 use super::ibv::path::{self, Change};
 use super::relay::handles::{self, Handles};
 use super::relay::thread::{Common, SPIN, SharedRelay};
-use super::relay::{Limits, Relay, Rings};
-use crate::error::{Error, Kind, Result};
+use super::relay::{Limits, Relay, Rings, gone};
+use crate::error::Result;
 use crate::gpu::{Gpu, Region};
 use crate::nic::{
     Access, Ah, AhAttr, Layout, MrKeys, Nic, NicChoice, PathSettings, PdId, PortAddress, Provider,
@@ -96,12 +96,9 @@ impl VerbsNic {
     }
 
     fn relay(&self, qpn: u32, operation: &'static str) -> Result<SharedRelay<DeviceQueues>> {
-        let gone = || {
-            let what = format!("QP {qpn:#x} does not exist any more");
-            Error::new(operation, Kind::WrongState, what)
-        };
         let qps = self.qps.lock();
-        qps.get(&qpn).map(|qp| qp.relay.clone()).ok_or_else(gone)
+        let relay = qps.get(&qpn).map(|qp| qp.relay.clone());
+        relay.ok_or_else(|| gone(qpn, operation))
     }
 
     /// Changes the queue pair from RESET by these steps. If that fails, the queue pair returns to a
@@ -258,16 +255,12 @@ impl Nic for VerbsNic {
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
         let port = self.base.port();
-        let gone = || {
-            let what = format!("QP {qpn:#x} does not exist any more");
-            Error::new(OPERATION, Kind::WrongState, what)
-        };
         let settings = self
             .qps
             .lock()
             .get(&qpn)
             .map(|qp| qp.path)
-            .ok_or_else(gone)?;
+            .ok_or_else(|| gone(qpn, OPERATION))?;
         let mut to_receive = path::ready_to_receive(port, peer, &settings)?;
         let mut to_send = path::ready_to_send(psn, &settings);
         let (asked, answered) = self.reads(to_send.0.max_rd_atomic);
