@@ -83,6 +83,14 @@ fn without_the_function_that_loads_kernels() {
     let kernels = gdsync::internals::Entry::ALL.len();
     assert_eq!(count("cuModuleGetFunction"), kernels);
     assert_eq!(count("cuFuncGetAttribute"), kernels);
+    // All of them may wait.
+    assert_eq!(count("cuFuncSetAttribute"), kernels);
+}
+
+#[test]
+fn without_the_function_that_divides_multiprocessors() {
+    inside!(Variant::without("cuFuncSetAttribute"));
+    Gpu::cuda(0).unwrap();
 }
 
 #[test]
@@ -139,6 +147,7 @@ fn codes_never_seen_before() {
         "cuModuleLoadData",
         "cuModuleGetFunction",
         "cuFuncLoad",
+        "cuFuncSetAttribute",
         "cuCtxPushCurrent_v2",
     ] {
         control.fail(name, 4242, 0);

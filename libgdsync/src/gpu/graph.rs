@@ -70,6 +70,8 @@ const SEVERAL: u64 = u64::MAX;
 pub(super) struct Recorded {
     submissions: u32,
     waits: bool,
+    /// The most blocks of a kernel that waits or may start before a wait has ended.
+    blocks: u32,
     memory: Vec<Region>,
 }
 
@@ -156,6 +158,19 @@ impl Stream {
         Ok(true)
     }
 
+    /// [`Stream::share_blocks`] under capture; `None`: the stream is not captured any more.
+    #[cold]
+    pub(super) fn record_blocks(&self, blocks: u32) -> Result<Option<u32>> {
+        if !self.is_capturing()? {
+            return Ok(None);
+        }
+        let given = self.gpu().waiting().share_of_graph(blocks);
+        if let Some(recorded) = &mut *self.recording().recorded.lock() {
+            recorded.blocks = recorded.blocks.max(given);
+        }
+        Ok(Some(given))
+    }
+
     /// Makes the graph keep `region`, if the stream is under capture.
     #[doc(hidden)]
     #[inline]
@@ -225,6 +240,7 @@ impl Graph {
         let submissions = handle.submissions().unwrap_or(recorded.submissions);
         let submissions = submissions.min(room.unwrap_or(u32::MAX));
         stream.admit(OPERATION, submissions, wait)?;
+        gpu.waiting().note_blocks(stream, recorded.blocks);
         let work = || Work::Graph(recorded.submissions);
         stream.observed(work, |stream| stream.launch_graph(&**handle))
     }

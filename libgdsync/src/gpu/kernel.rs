@@ -235,7 +235,7 @@ impl Loaded {
     /// The library's kernels, in the order of [`Entry::ALL`].
     pub fn own(&self, runtime: &dyn Runtime) -> Result<Vec<Kernel>> {
         let module = self.load(runtime, &KERNELS)?;
-        let kernel = |entry: Entry| module.kernel(entry.name());
+        let kernel = |entry: Entry| module.kernel(entry.name(), true);
         Entry::ALL.into_iter().map(kernel).collect()
     }
 }
@@ -295,6 +295,17 @@ impl Module {
     /// `Invalid` if the module has no kernel of this name; `System`, `DeviceLost` if the driver
     /// refuses.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
-        self.handle.kernel(name)
+        self.handle.kernel(name, false)
+    }
+
+    /// As [`Module::kernel`], a kernel whose blocks wait for stores of other parties. On CUDA it prefers
+    /// multiprocessors with all of the variable memory as shared memory
+    /// (`CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT`, CUDA driver API). Otherwise a kernel that needs more
+    /// shared memory cannot start on a multiprocessor where such a block waits, although it has room.
+    ///
+    /// # Errors
+    /// As [`Module::kernel`].
+    pub fn waiting_kernel(&self, name: &str) -> Result<Kernel> {
+        self.handle.kernel(name, true)
     }
 }

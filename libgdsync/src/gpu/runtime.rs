@@ -225,7 +225,8 @@ pub(crate) trait GraphHandle: Any + Send + Sync {
 
 /// Loaded kernels.
 pub(crate) trait ModuleHandle: Send + Sync {
-    fn kernel(&self, name: &str) -> Result<Kernel>;
+    /// `waits`: see [`Module::waiting_kernel`](super::kernel::Module::waiting_kernel).
+    fn kernel(&self, name: &str, waits: bool) -> Result<Kernel>;
 }
 
 /// The end of every stream of a GPU at one moment; the function says whether all streams reached

@@ -542,6 +542,25 @@ impl Stream {
         self.check_room(1)
     }
 
+    /// The number of blocks that the next kernel of this stream should have, of `blocks` that it could use, if
+    /// it waits for another party or is a dependent launch behind such a kernel: with more, the blocks of all
+    /// waiting streams could be on all multiprocessors, where other kernels may be unable to start. `waits`: the
+    /// kernel waits. [`Stream::launch_waiting`] or [`Stream::launch`] must follow.
+    ///
+    /// # Errors
+    /// `TooManyWaits` as for [`Stream::launch_waiting`].
+    #[doc(hidden)]
+    pub fn share_blocks(&self, blocks: u32, waits: bool) -> Result<u32> {
+        if self.recording().is_on()
+            && let Some(given) = self.record_blocks(blocks)?
+        {
+            return Ok(given);
+        }
+        self.gpu()
+            .waiting()
+            .share(self, "launch kernel", blocks, waits)
+    }
+
     /// Calls `enqueue` while the stream counts as waiting, and returns its result. For a caller
     /// that enqueues work which it cannot undo, and then a wait: the wait is not refused with
     /// `TooManyWaits`.

@@ -7,6 +7,11 @@
 //! are free, nothing is checked. A stream that finds no free slot checks which streams have passed,
 //! by the proof that each of them left.
 //!
+//! A kernel that waits holds the multiprocessors on which its blocks are, and a kernel with another division
+//! between shared memory and cache cannot start there (`docs/decisions.md`, 132). If such blocks were on all
+//! multiprocessors, a kernel that would release them might never start. So the slot also has the number of
+//! blocks of the stream's kernels, and [`Waiting::share`] limits the blocks of the next one.
+//!
 //! The slot also counts the submissions behind the wait. A driver accepts about a thousand
 //! submissions on a waiting stream and then blocks the thread; the library refuses earlier.
 
@@ -32,6 +37,9 @@ pub struct WaitLimits {
     /// The submissions that the library puts on one waiting stream; `None`: the runtime limits them
     /// itself.
     pub submissions: Option<u32>,
+    /// The multiprocessors, on some of which no block of a waiting stream's kernels is; `None`: kernels do not
+    /// hold any.
+    pub multiprocessors: Option<u32>,
 }
 
 /// The way to prove that a stream has passed its last wait.
@@ -166,6 +174,10 @@ struct SlotState {
     earlier: Option<(Proof, u32)>,
     /// Calls that are about to enqueue a wait; see [`Waiting::hold`].
     held: u32,
+    /// The most blocks of a kernel of the stream, and whether the kernel is not enqueued yet; see
+    /// [`Waiting::share`].
+    blocks: u32,
+    granted: bool,
 }
 
 struct WaitSlot {
@@ -180,6 +192,8 @@ struct WaitSlot {
 pub(crate) struct Waiting {
     limits: Option<WaitLimits>,
     slots: Box<[WaitSlot]>,
+    /// Held by a thread that sums the blocks of all slots up. It then takes the locks of slots.
+    sharing: Mutex<()>,
 }
 
 impl Waiting {
@@ -192,6 +206,7 @@ impl Waiting {
         Waiting {
             limits,
             slots: (0..slots).map(|_| free()).collect(),
+            sharing: Mutex::default(),
         }
     }
 
@@ -246,6 +261,7 @@ impl Waiting {
                 if let Some(proof) = wait {
                     state.proof = proof;
                 }
+                state.granted = false;
                 return Ok(());
             }
         }
@@ -277,6 +293,78 @@ impl Waiting {
         let spare = !own || state.count < limit / 2;
         state.count += u32::from(own && spare);
         spare
+    }
+
+    /// The number of blocks, of the `blocks` that the next kernel of `stream` could use, with which some
+    /// multiprocessors stay free of blocks of waiting streams; at least 1. `waits`: the kernel waits; the stream
+    /// counts as waiting then. Of a stream, two kernels are resident: a dependent launch starts the second one
+    /// while the first waits. A stream that waits alone gets two fifths of the multiprocessors for each, the next
+    /// stream as much of the rest.
+    ///
+    /// # Errors
+    /// `TooManyWaits`.
+    pub fn share(
+        &self,
+        stream: &Stream,
+        operation: &'static str,
+        blocks: u32,
+        waits: bool,
+    ) -> Result<u32> {
+        let Some(multiprocessors) = self.multiprocessors() else {
+            return Ok(blocks);
+        };
+        let own = loop {
+            match self.slot_of(stream.id()) {
+                Some(slot) => break slot,
+                None if waits => self.admit(stream, operation, 0, Some(Proof::Idle))?,
+                None => return Ok(blocks),
+            }
+        };
+        let grant = |most: Option<u32>| {
+            let mut state = own.state.lock();
+            let given = most.map_or(blocks, |most| blocks.min(most.max(state.blocks)));
+            let enough = most.is_some() || blocks <= state.blocks;
+            if enough && own.owner.load(Ordering::Relaxed) == stream.id() {
+                state.blocks = state.blocks.max(given);
+                state.granted = true;
+            }
+            enough.then_some(given)
+        };
+        if let Some(given) = grant(None) {
+            return Ok(given);
+        }
+        let _sharing = self.sharing.lock();
+        let others = self.slots.iter().filter(|slot| !std::ptr::eq(*slot, own));
+        let theirs: u32 = others.map(WaitSlot::resident).sum();
+        Ok(grant(Some(Waiting::part(multiprocessors, theirs))).unwrap_or(1))
+    }
+
+    /// As [`Waiting::share`], of a kernel in a graph: as if its stream will wait alone.
+    pub fn share_of_graph(&self, blocks: u32) -> u32 {
+        let all = self.multiprocessors();
+        all.map_or(blocks, |all| blocks.min(Waiting::part(all, 0)))
+    }
+
+    /// The multiprocessors for blocks of waiting streams, without two for each stream that may wait: a stream has
+    /// one block of two kernels at least.
+    fn multiprocessors(&self) -> Option<u32> {
+        let limits = self.limits?;
+        Some(limits.multiprocessors?.saturating_sub(2 * limits.streams))
+    }
+
+    /// The most blocks of a kernel, if so many of other streams may be resident.
+    fn part(multiprocessors: u32, resident: u32) -> u32 {
+        (multiprocessors.saturating_sub(resident) * 2 / 5).max(1)
+    }
+
+    /// Notes that a graph with kernels of so many blocks is launched on `stream`, if the stream waits.
+    pub fn note_blocks(&self, stream: &Stream, blocks: u32) {
+        if let Some(slot) = self.slot_of(stream.id()) {
+            let mut state = slot.state.lock();
+            if slot.owner.load(Ordering::Relaxed) == stream.id() {
+                state.blocks = state.blocks.max(blocks);
+            }
+        }
     }
 
     /// Counts `stream` as waiting until [`Waiting::release`], even if it passes its waits.
@@ -357,6 +445,8 @@ impl Waiting {
                         count: n,
                         earlier: None,
                         held: 0,
+                        blocks: 0,
+                        granted: false,
                     };
                     slot.owner.store(stream.id(), Ordering::Relaxed);
                     return Ok(());
@@ -390,6 +480,20 @@ impl Waiting {
                 slot.owner.store(0, Ordering::Relaxed);
             }
         }
+    }
+}
+
+impl WaitSlot {
+    /// The blocks of the stream's kernels that may be resident: of two kernels.
+    fn resident(&self) -> u32 {
+        let mut state = self.state.lock();
+        if self.owner.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        if state.blocks > 0 && !state.granted && state.has_passed() {
+            state.blocks = 0;
+        }
+        2 * state.blocks
     }
 }
 
@@ -503,4 +607,134 @@ fn full(stream: &Stream, operation: &'static str, count: u32, limit: u32) -> Err
          repeat the call after the wait has passed"
     );
     Error::new(operation, Kind::QueueFull, what).with_limit(limit, "submissions")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Gpu;
+    use crate::gpu::{MemoryKind, Region};
+
+    /// Streams of a software GPU, with the limits of a GPU of 132 multiprocessors.
+    struct Rig {
+        waiting: Waiting,
+        streams: Vec<Stream>,
+        /// The word that shows that a stream has passed its waits.
+        words: Region,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            let gpu = Gpu::soft().unwrap();
+            Rig {
+                waiting: Waiting::new(Some(WaitLimits {
+                    channels: 8,
+                    streams: 6,
+                    submissions: Some(900),
+                    multiprocessors: Some(132),
+                })),
+                streams: (0..7).map(|_| gpu.stream().unwrap()).collect(),
+                words: gpu.alloc(MemoryKind::Pinned, 64).unwrap(),
+            }
+        }
+
+        /// The share of a kernel that waits, on a stream that stays busy.
+        fn share(&self, stream: usize, blocks: u32) -> u32 {
+            let of = &self.streams[stream];
+            let given = self
+                .waiting
+                .share(of, "launch kernel", blocks, true)
+                .unwrap();
+            let word = self.words.word64(8 * stream).unwrap();
+            let proof = Some(Proof::by_word(&word, 1));
+            self.waiting.admit(of, "launch kernel", 1, proof).unwrap();
+            // An idle stream does not wait.
+            word.store(0).unwrap();
+            let gate = self.words.word64(56).unwrap();
+            let wait = [crate::rdma::Descriptor::wait_value(
+                &gate,
+                crate::gpu::Condition::Geq,
+                1,
+            )];
+            crate::rdma::post_on(of, &mut [], &wait).unwrap();
+            given
+        }
+
+        fn pass(&self, stream: usize) {
+            self.words.word64(8 * stream).unwrap().store(1).unwrap();
+        }
+    }
+
+    impl Drop for Rig {
+        fn drop(&mut self) {
+            self.words.word64(56).unwrap().store(1).unwrap();
+            for stream in &self.streams {
+                assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_two_kernels_of_each_waiting_stream_leave_multiprocessors_free() {
+        let rig = Rig::new();
+        let given: Vec<u32> = (0..6).map(|stream| rig.share(stream, 1000)).collect();
+        assert_eq!(given, [48, 9, 2, 1, 1, 1]);
+        assert!(2 * given.iter().sum::<u32>() < 132);
+        let refused = rig.waiting.share(&rig.streams[6], "launch kernel", 1, true);
+        assert_eq!(refused.unwrap_err().kind(), Kind::TooManyWaits);
+    }
+
+    #[test]
+    fn kernels_of_few_blocks_leave_more_to_the_other_streams() {
+        let rig = Rig::new();
+        assert_eq!(
+            [rig.share(0, 1), rig.share(1, 32), rig.share(2, 32)],
+            [1, 32, 21]
+        );
+        // What a stream has been given, it keeps while it waits.
+        assert_eq!(
+            [rig.share(1, 32), rig.share(2, 32), rig.share(0, 4)],
+            [32, 21, 4]
+        );
+    }
+
+    #[test]
+    fn blocks_of_a_stream_that_has_passed_its_waits_are_given_to_others() {
+        let rig = Rig::new();
+        assert_eq!([rig.share(0, 48), rig.share(1, 48)], [48, 9]);
+        rig.pass(0);
+        assert_eq!(rig.share(1, 48), 48);
+        // Between its share and its launch, a stream counts as waiting.
+        let of = &rig.streams[0];
+        let share = || rig.waiting.share(of, "launch kernel", 48, true).unwrap();
+        assert_eq!([share(), rig.share(2, 48)], [9, 2]);
+    }
+
+    #[test]
+    fn stream_that_does_not_wait_and_graph_have_no_part_of_the_others() {
+        let rig = Rig::new();
+        rig.share(0, 48);
+        let free = &rig.streams[1];
+        assert_eq!(
+            rig.waiting
+                .share(free, "launch kernel", 500, false)
+                .unwrap(),
+            500
+        );
+        assert_eq!(rig.waiting.share_of_graph(500), 48);
+        assert_eq!(rig.waiting.share_of_graph(5), 5);
+        rig.waiting.note_blocks(&rig.streams[0], 60);
+        assert_eq!(rig.share(1, 48), 1);
+    }
+
+    #[test]
+    fn gpu_without_multiprocessors_gives_all_blocks() {
+        let gpu = Gpu::soft().unwrap();
+        assert_eq!(
+            gpu.stream().unwrap().share_blocks(1000, true).unwrap(),
+            1000
+        );
+    }
 }

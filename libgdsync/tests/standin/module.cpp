@@ -166,6 +166,14 @@ STANDIN_API int cuFuncGetAttribute(int* value, int attribute, void* handle) {
     }, static_cast<u64>(attribute), handle);
 }
 
+STANDIN_API int cuFuncSetAttribute(void* handle, int attribute, int value) {
+    return call("cuFuncSetAttribute", Need::context, [&](Machine& m, Lock&) -> int {
+        constexpr int kPreferredCarveout = 9;
+        if (function(m, handle) == nullptr) return kInvalidHandle;
+        return attribute == kPreferredCarveout && value >= -1 && value <= 100 ? kOk : kInvalidValue;
+    }, handle, static_cast<u64>(attribute), static_cast<u64>(value));
+}
+
 STANDIN_API int cuLaunchKernel(void* handle, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 shared, void* stream_handle,
                                void** each, void** extra) {
     return call("cuLaunchKernel", Need::context, [&](Machine& m, Lock& lock) -> int {

@@ -270,6 +270,8 @@ numbers! {
     CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3;
     /// Registers of a thread.
     CU_FUNC_ATTRIBUTE_NUM_REGS = 4;
+    /// The part of a multiprocessor's cache that should be shared memory, in percent.
+    CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9;
     /// The PTX version of the code, 10 * major + minor.
     CU_FUNC_ATTRIBUTE_PTX_VERSION = 5;
     /// The architecture of the binary code, 10 * major + minor.

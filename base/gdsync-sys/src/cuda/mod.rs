@@ -252,6 +252,8 @@ crate::dl_api! {
             fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) -> CudaResult;
             /// Loads a kernel now.
             fn cuFuncLoad(function: CUfunction) -> CudaResult;
+            /// Sets an attribute of a kernel.
+            fn cuFuncSetAttribute(function: CUfunction, attribute: u32, value: c_int) -> CudaResult;
             /// Launches a kernel with attributes.
             fn cuLaunchKernelEx(
                 config: *const CUlaunchConfig,

@@ -76,9 +76,13 @@ impl Module {
     }
 }
 
+/// Percent of the memory of a multiprocessor that a waiting kernel prefers as shared memory. It needs hardly any.
+/// But a kernel that needs more shared memory than the present division has cannot start beside it.
+const ALL_SHARED: i32 = 100;
+
 impl ModuleHandle for Module {
     /// Loads the kernel now: a launch that loads it would block behind waits.
-    fn kernel(&self, name: &str) -> Result<Kernel> {
+    fn kernel(&self, name: &str, waits: bool) -> Result<Kernel> {
         const OPERATION: &str = "find kernel";
         let context = &self.context;
         let c_name = CString::new(name).map_err(|e| {
@@ -108,6 +112,12 @@ impl ModuleHandle for Module {
             }
         };
         context.check(ready, OPERATION, "cuFuncLoad")?;
+        if waits && let Some(set) = context.cuda.cuFuncSetAttribute {
+            let division = consts::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            // SAFETY: a live function.
+            let preferred = unsafe { set(raw, division, ALL_SHARED) };
+            context.check(preferred, OPERATION, "cuFuncSetAttribute")?;
+        }
         let function = Function {
             context: Arc::clone(context),
             raw,

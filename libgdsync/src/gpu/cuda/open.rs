@@ -14,7 +14,7 @@ use super::deferred::Poller;
 use super::probe::{OLDEST, cuda_caps, cuda_refusal, driver_too_old, is_exclusive, wait_limits};
 use super::{CudaRuntime, CudaStream, peers};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Gpu, Stream};
+use crate::gpu::{Gpu, Stream, WaitLimits};
 
 /// The open GPUs, by context: a context has one [`Gpu`], which stays open.
 static OPEN: Mutex<Vec<(usize, u64, Gpu)>> = Mutex::new(Vec::new());
@@ -115,13 +115,22 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     let poller = Box::new(Poller(Arc::clone(&context)));
     let poller = host.attach(gds_step::Thread::Watch, poller);
     let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS");
+    let all = attribute(
+        cuda,
+        device,
+        consts::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    );
+    let limits = WaitLimits {
+        multiprocessors: u32::try_from(all).ok().filter(|all| *all > 0),
+        ..wait_limits(connections.ok().as_deref())
+    };
     let gpu = Gpu::from_runtime(Box::new(CudaRuntime {
         context,
         host,
         poller,
         caps: cuda_caps(cuda, device),
         number: number(cuda, device),
-        limits: wait_limits(connections.ok().as_deref()),
+        limits,
         clock: Mutex::default(),
         same_address,
     }))?;

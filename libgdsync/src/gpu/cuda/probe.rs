@@ -89,5 +89,6 @@ pub fn wait_limits(connections: Option<&str>) -> WaitLimits {
         // no stream could wait safely: the library allows one, at the program's risk.
         streams: channels.saturating_sub(2).max(1),
         submissions: Some(SUBMISSIONS),
+        multiprocessors: None,
     }
 }

@@ -350,6 +350,7 @@ impl Runtime for SoftRuntime {
             streams: channels.saturating_sub(1).clamp(1, MOST_SLOTS),
             // A full stream blocks the caller, as its options say.
             submissions: None,
+            multiprocessors: None,
         })
     }
 
@@ -474,7 +475,7 @@ impl Runtime for SoftRuntime {
 }
 
 impl ModuleHandle for KernelImage {
-    fn kernel(&self, name: &str) -> Result<Kernel> {
+    fn kernel(&self, name: &str, _waits: bool) -> Result<Kernel> {
         let found = self.soft.iter().find(|(known, ..)| *known == name);
         let (name, entry, size) = *found.ok_or_else(|| {
             let what = format!("{self:?} have no kernel {name:?}");
