@@ -368,6 +368,9 @@ step_tcp() {
     for name in $BY_TCP; do tests+=(--test "$name"); done
     MP_PATH=tcp cargo test --workspace "${tests[@]}"
     MP_PATH=tcp GDS_PROVIDER=tcp cargo test -p conformance --test mp_matrix
+    say "tcp: messages of device memory that kernels pack (MP_TCP_PACK=1)"
+    MP_PATH=tcp MP_TCP_PACK=1 cargo test -p libmp --test messages --test memory --test strided
+    MP_PATH=tcp MP_TCP_PACK=1 GDS_PROVIDER=tcp cargo test -p conformance --test mp_matrix
     say "tcp: examples on two hosts that are network namespaces"
     local target outcome=0
     target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"

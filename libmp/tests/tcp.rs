@@ -7,10 +7,11 @@ mod jobs;
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::*;
-use gdsync::gpu::MemoryKind;
+use gdsync::gpu::{MemoryKind, Observer, Passed, Work};
 use gdsync::rdma::TcpOptions;
 use jobs::{Job, Place, all_in};
 use mp::bootstrap::from_env;
@@ -63,6 +64,14 @@ fn rank() {
         Err(e) => return println!("error: {e}"),
     };
     let (me, peer) = (ctx.rank(), 1 - ctx.rank());
+    if let Ok("streams") = std::env::var(PART).as_deref() {
+        let packing = streams_exchange(&ctx);
+        println!(
+            "done over {}, {packing} kernels packed",
+            ctx.device().name()
+        );
+        return ctx.close(LIMIT).unwrap();
+    }
     let memory = ctx.alloc(MemoryKind::Device, 200_000).unwrap();
     let [out, into] = [0, 100_000].map(|at| memory.slice(at, 100_000).unwrap());
     memory.write(0, &pattern(me, 1, 100_000)).unwrap();
@@ -73,6 +82,56 @@ fn rank() {
     assert_eq!(ctx.path(peer).unwrap().0, Path::Tcp);
     println!("done over {}", ctx.device().name());
     ctx.close(LIMIT).unwrap();
+}
+
+/// Counts the kernels that pack messages or scatter packed ones.
+#[derive(Default)]
+struct Packing(AtomicUsize);
+
+impl Observer for Packing {
+    fn enqueued(&self, _: u64, work: Work<'_>, _: gds_step::Time, _: Option<Passed>) {
+        // A count alone.
+        let packs = format!("{work:?}").contains("mp_strided");
+        self.0.fetch_add(packs.into(), Ordering::Relaxed);
+    }
+}
+
+/// Messages of device memory by streams, around the eager limit, also into receives with more room, posted
+/// before and after their sends. Returns the number of kernels that packed.
+fn streams_exchange(ctx: &Context) -> usize {
+    const ROOM: usize = 100_000;
+    let (me, peer) = (ctx.rank(), 1 - ctx.rank());
+    let packing = Arc::new(Packing::default());
+    let observer: Arc<dyn Observer> = Arc::clone(&packing) as _;
+    ctx.gpu().observe(&observer).unwrap();
+    let streams = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+    let memory = ctx.alloc(MemoryKind::Device, 2 * ROOM).unwrap();
+    let lens = [0, 1, 4096, 4097, 30_000, 99_999];
+    for (i, len) in lens.into_iter().enumerate() {
+        for more in [0, 1] {
+            for early in [false, true] {
+                memory.write(0, &pattern(me, i, len)).unwrap();
+                memory.write(ROOM, &[0xee; ROOM]).unwrap();
+                let out = memory.slice(0, len).unwrap();
+                let into = memory.slice(ROOM, len + more).unwrap();
+                let receive = || ctx.irecv_on(&streams[0], peer, 1, &into).unwrap();
+                let first = early.then(receive);
+                let sent = ctx.isend_on(&streams[1], peer, 1, &out).unwrap();
+                let received = first.unwrap_or_else(receive);
+                received.wait_on(&streams[0]).unwrap();
+                ctx.synchronize(&streams[0], LIMIT).unwrap();
+                let mut expected = pattern(peer, i, len);
+                expected.resize(ROOM, 0xee);
+                assert!(
+                    read(&memory, ROOM, ROOM) == expected,
+                    "{len} + {more}, {early}"
+                );
+                assert_eq!(received.wait(LIMIT).unwrap().len, len as u64);
+                sent.wait(LIMIT).unwrap();
+            }
+        }
+    }
+    packing.0.load(Ordering::Relaxed)
 }
 
 fn start(part: &str, variables: &[(&str, String)]) -> Vec<Child> {
@@ -129,6 +188,22 @@ fn processes_exchange_messages() {
                 assert!(text.contains("done over tcp "), "{text}");
             }
         }
+    }
+}
+
+#[test]
+fn kernels_pack_device_memory_if_mp_tcp_pack_is_set() {
+    for (value, packs) in [("1", true), ("0", false), ("", false)] {
+        for text in outputs("streams", false, &[("MP_TCP_PACK", value)]) {
+            assert!(text.contains("done over tcp "), "{text}");
+            assert_eq!(!text.contains(", 0 kernels packed"), packs, "{text}");
+        }
+    }
+    for text in outputs("streams", false, &[("MP_TCP_PACK", "yes")]) {
+        assert!(
+            text.contains("error: ") && text.contains("MP_TCP_PACK=yes is not valid"),
+            "{text}"
+        );
     }
 }
 

@@ -170,6 +170,18 @@ impl Strided {
         Ok(strided)
     }
 
+    /// All bytes of a slice, as pieces that are packed.
+    pub(crate) fn whole(slice: &Slice) -> Strided {
+        Strided {
+            memory: slice.memory().clone(),
+            offset: slice.offset(),
+            block: slice.len(),
+            row: ONCE,
+            plane: ONCE,
+            pieces: Vec::new(),
+        }
+    }
+
     /// The memory that contains the pieces.
     pub fn memory(&self) -> &Memory {
         &self.memory

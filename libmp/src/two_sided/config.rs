@@ -72,6 +72,9 @@ pub(crate) struct Config {
     pub zero_sm: Option<bool>,
     pub channels: usize,
     pub start: u64,
+    /// `MP_TCP_PACK`: whether kernels pack messages of device memory that TCP carries. `None`: if the CPU cannot
+    /// load this memory.
+    pub packs: Option<bool>,
     /// The file of the timeline, without the rank.
     pub trace: Option<PathBuf>,
     pub trace_events: usize,
@@ -97,8 +100,12 @@ impl Config {
         }
         if self.zero_sm.is_none() {
             let value = std::env::var("MP_ZERO_SM").unwrap_or_default();
-            self.zero_sm = Some(zero_sm(&value)?);
+            self.zero_sm = Some(flag("MP_ZERO_SM", &value)?.unwrap_or_default());
         }
+        self.packs = flag(
+            "MP_TCP_PACK",
+            &std::env::var("MP_TCP_PACK").unwrap_or_default(),
+        )?;
         Ok(())
     }
 
@@ -144,19 +151,21 @@ impl Default for Config {
             zero_sm: None,
             channels: 256,
             start: 0,
+            packs: None,
             trace: None,
             trace_events: MOST_EVENTS,
         }
     }
 }
 
-/// The default that `value` of `MP_ZERO_SM` sets.
-fn zero_sm(value: &str) -> Result<bool> {
+/// What `value` of the variable `name` sets; `None`: nothing.
+fn flag(name: &str, value: &str) -> Result<Option<bool>> {
     match value {
-        "" | "0" => Ok(false),
-        "1" => Ok(true),
+        "" => Ok(None),
+        "0" => Ok(Some(false)),
+        "1" => Ok(Some(true)),
         _ => {
-            let what = format!("MP_ZERO_SM={value} is not valid; set it to 0 or 1");
+            let what = format!("{name}={value} is not valid; set it to 0 or 1");
             Err(Error::new("read environment", Kind::Invalid, what))
         }
     }
@@ -167,9 +176,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mp_zero_sm_is_0_or_1() {
-        let read = |value| zero_sm(value).map_err(|e| e.kind());
-        assert_eq!(["", "0", "1"].map(read), [Ok(false), Ok(false), Ok(true)]);
+    fn flag_is_0_or_1() {
+        let read = |value| flag("MP_ZERO_SM", value).map_err(|e| e.kind());
+        let set = [Ok(None), Ok(Some(false)), Ok(Some(true))];
+        assert_eq!(["", "0", "1"].map(read), set);
         assert_eq!(["yes", "2", " 1"].map(read), [Err(Kind::Invalid); 3]);
     }
 }

@@ -1,14 +1,21 @@
 //! Messages of more pieces than a list takes ([`Strided`]). Such a message has one segment, of
 //! staging memory: a send is gathered into it when it is posted, by the CPU or by a kernel of its
 //! stream, and a receive is scattered from it when its message is taken in.
+//!
+//! Messages of streams from and to device memory are packed too, as one piece, if TCP carries them and the CPU
+//! cannot load the memory: a kernel of the stream copies faster than the thread of the TCP device does by a copy
+//! engine, for which it would wait.
 
 use gdsync::Stream;
+use gdsync::gpu::MemoryKind;
 
 use super::engine::Engine;
 use super::send::total;
+use super::spec::{On, Source};
+use super::staging::IDLE_BYTES;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Kernels, Pieces};
-use crate::path::MOST_BYTES;
+use crate::path::{MOST_BYTES, Path};
 use crate::region::{Memory, Slice, Strided};
 use crate::request::entry::{Common, Segments};
 
@@ -44,6 +51,27 @@ impl Engine {
             return Err(error.with_limit(MOST_BYTES, "bytes"));
         }
         Ok(len)
+    }
+
+    /// The piece of a message that is packed although it is one: see the module's text.
+    pub(super) fn packs(
+        &self,
+        peer: Source,
+        on: &On<'_>,
+        segments: &[Slice],
+        len: u64,
+    ) -> Result<Option<Strided>> {
+        /// Longer messages would take staging memory that is not kept for the next one.
+        const MOST: u64 = IDLE_BYTES as u64 / 2;
+        let ([one], Source::Rank(rank)) = (segments, peer) else {
+            return Ok(None);
+        };
+        let packs = self.config.packs.unwrap_or(!self.gpu.is_software())
+            && on.stream().is_some()
+            && (1..=MOST).contains(&len)
+            && one.memory().region().kind() == MemoryKind::Device
+            && self.path_to(rank)? == Path::Tcp;
+        Ok(packs.then(|| Strided::whole(one)))
     }
 
     /// Staging memory for a message of pieces.

@@ -48,6 +48,14 @@ impl Engine {
             return self.null(spec.tag, || Operation::Receive(Incoming::default()), post);
         }
         let large = len > self.config.eager_limit as u64;
+        let whole = match (spec.packed, large) {
+            (None, true) => self.packs(spec.from, &spec.on, spec.segments, len)?,
+            _ => None,
+        };
+        let spec = &RecvOp {
+            packed: spec.packed.or(whole.as_ref()),
+            ..*spec
+        };
         let staging = match (spec.packed, large && spec.segments.len() > 1) {
             (Some(pieces), _) => Some(self.stage_pieces(pieces)?),
             (None, true) => Some(self.stage(len as usize)?),

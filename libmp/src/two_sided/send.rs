@@ -9,7 +9,7 @@ use super::marks::mark_others;
 use super::null::NULL_RANK;
 use super::peer::Need;
 use super::progress::READS_APART;
-use super::spec::{SendOp, SizeSource};
+use super::spec::{SendOp, SizeSource, Source};
 use super::state::{State, not_connected};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
@@ -167,10 +167,21 @@ impl Engine {
         if spec.to == NULL_RANK {
             return self.null(spec.tag, || Operation::Send(Outgoing::default()), post);
         }
-        if let Some(pieces) = spec.packed {
+        let whole = match (spec.packed, spec.size) {
+            (None, SizeSource::Segments) => {
+                self.packs(Source::Rank(spec.to), &spec.on, spec.segments, len)?
+            }
+            _ => None,
+        };
+        if let Some(pieces) = spec.packed.or(whole.as_ref()) {
             let staging = self.stage_pieces(pieces)?;
-            let segments = &[staging.slice(0, len as usize)?];
-            return self.number_and_post(&SendOp { segments, ..*spec }, len, post);
+            let (segments, packed) = (&[staging.slice(0, len as usize)?], Some(pieces));
+            let spec = SendOp {
+                segments,
+                packed,
+                ..*spec
+            };
+            return self.number_and_post(&spec, len, post);
         }
         self.number_and_post(spec, len, post)
     }

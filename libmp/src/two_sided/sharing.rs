@@ -75,7 +75,7 @@ impl Engine {
     }
 
     /// The path to `rank`, which is connected if the choice needs it: the receive needs it, too.
-    fn path_to(&self, rank: u32) -> Result<Path> {
+    pub(super) fn path_to(&self, rank: u32) -> Result<Path> {
         if rank < self.size && self.paths.chosen(rank).is_none() {
             let connected = self.ensure(rank, &On::Cpu, Need::Lanes);
             connected.map(drop).map_err(|e| e.of_peer(rank))?;
