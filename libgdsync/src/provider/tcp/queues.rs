@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -319,13 +320,11 @@ impl TcpQueues {
 
     /// Closes the connection and forgets all requests: the queue pair is in its first state.
     pub fn reset(&mut self) {
+        // What the peer has not read yet arrives all the same.
+        let _ = self.write();
         self.announce();
-        let link = std::mem::replace(&mut self.link, Link::None);
-        if let Link::Open(mut wire) = link {
-            // What the peer has not read yet arrives all the same.
-            if self.confirmed {
-                let _ = self.output.write(&mut *wire);
-            }
+        let _ = self.write();
+        if let Link::Open(wire) = std::mem::replace(&mut self.link, Link::None) {
             wire.close();
         }
         self.sent.clear();
@@ -386,10 +385,21 @@ impl TcpQueues {
         counts && matches!(self.link, Link::Open(_))
     }
 
-    /// Sends the counts that the peer lacks.
+    /// Sends the counts that the peer lacks, unless earlier ones wait for a peer that does not read.
     fn announce(&mut self) {
-        if self.has_news() {
+        if self.has_news() && !self.output.has_counts() {
             self.push_head(Head::new(Kind::Ack, 0));
+            self.output.end_counts();
+        }
+    }
+
+    /// Writes what the connection takes. Returns whether it took anything.
+    fn write(&mut self) -> io::Result<bool> {
+        match &mut self.link {
+            Link::Open(wire) if self.confirmed && !self.output.is_empty() => {
+                self.output.write(&mut **wire)
+            }
+            _ => Ok(false),
         }
     }
 
@@ -625,6 +635,10 @@ impl TcpQueues {
             kind if kind.takes_receive() && self.receives.is_empty() => {
                 return Err(Broken::Frame("there is no receive for it"));
             }
+            // A peer that keeps the limit has received the answer to an earlier one.
+            kind if kind.fetches() && self.output.answers() >= FETCHES => {
+                return Err(Broken::Frame("too many READs and atomics are outstanding"));
+            }
             Kind::Write | Kind::WriteImm => match self.named(&head, Access::REMOTE_WRITE) {
                 Some(pieces) => Sink::new(pieces),
                 None => return self.refuse(IBV_WC_REM_ACCESS_ERR),
@@ -665,7 +679,9 @@ impl TcpQueues {
     fn answer(&mut self, len: u32, push: impl FnOnce(&mut Output) -> bool) -> Result<(), Broken> {
         self.executed += 1;
         self.push_head(Head::new(Kind::Response, len));
-        match push(&mut self.output) {
+        let pushed = push(&mut self.output);
+        self.output.end_answer();
+        match pushed {
             true => Ok(()),
             false => Err(Broken::Gpu),
         }
@@ -733,9 +749,7 @@ impl TcpQueues {
             ..Head::new(Kind::Refuse, 0)
         };
         self.push_head(head);
-        if let Link::Open(wire) = &mut self.link {
-            let _ = self.output.write(&mut **wire);
-        }
+        let _ = self.write();
         self.refused_peer = true;
         let report = Report::Closed(Status::PEER_ACCESS);
         self.shared.events.qp(self.ends[0].qpn, report);
@@ -887,13 +901,7 @@ impl Queues for TcpQueues {
                 self.announce();
             }
         }
-        let Link::Open(wire) = &mut self.link else {
-            return false;
-        };
-        if self.output.is_empty() || !self.confirmed {
-            return false;
-        }
-        match self.output.write(&mut **wire) {
+        match self.write() {
             Ok(wrote) => wrote,
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
@@ -913,7 +921,12 @@ impl Queues for TcpQueues {
     }
 
     fn arm(&mut self) {
+        // Counts that were not written hold back those behind them.
+        self.flush();
         self.announce();
         self.flush();
     }
 }
+
+#[cfg(test)]
+mod tests;
