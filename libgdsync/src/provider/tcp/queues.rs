@@ -340,6 +340,9 @@ impl TcpQueues {
 
     /// The connection is of no use any more: the oldest request fails, and all behind it are flushed.
     fn break_off(&mut self, why: Broken, status: c_int) {
+        if matches!(self.link, Link::Broken) {
+            return;
+        }
         let [own, peer] = self.ends;
         tracing::debug!(
             target: "gdsync",
@@ -756,10 +759,10 @@ impl TcpQueues {
         Err(Broken::Refused)
     }
 
-    /// The peer refuses the oldest request.
+    /// The peer refuses the oldest request. No frame behind it is executed.
     fn refused(&mut self, head: &Head) -> Result<(), Broken> {
         self.break_off(Broken::Refused, refusal(head.syndrome));
-        Ok(())
+        Err(Broken::Refused)
     }
 
     /// Whether a connection that a request waits for takes too long.
