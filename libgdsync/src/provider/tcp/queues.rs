@@ -119,9 +119,11 @@ pub struct TcpQueues {
     limit: Option<Duration>,
     link: Link,
     /// Whether the peer uses the open connection. The side that accepts does not know before the
-    /// first frame whether its verdict has arrived. Until then it writes nothing, and takes another
+    /// first frame whether its verdict has arrived. Until then it writes nothing, and takes a later
     /// connection of the peer in place of this one.
     confirmed: bool,
+    /// The number of the open connection in the order in which connections were accepted.
+    number: u64,
     /// This side and the peer, of the current connection.
     ends: [End; 2],
     waiting_since: Option<Instant>,
@@ -210,6 +212,7 @@ impl TcpQueues {
             limit,
             link: Link::None,
             confirmed: false,
+            number: 0,
             ends: [End::default(); 2],
             waiting_since: None,
             sent: VecDeque::new(),
@@ -271,9 +274,12 @@ impl TcpQueues {
         (self.link, self.confirmed) = (Link::Open(wire), true);
     }
 
-    /// A connection by `wire` of a peer that has proven its claim.
+    /// A connection by `wire` of a peer that has proven its claim. The peer gives up a connection
+    /// before it begins another one. Those that have waited for this queue pair come in any order, so
+    /// `number` says which is later.
     pub fn offer(
         &mut self,
+        number: u64,
         claim: &Claim,
         keys: [Key; 2],
         wire: impl FnOnce(Option<Duration>) -> Option<Box<dyn Wire>>,
@@ -284,7 +290,7 @@ impl TcpQueues {
         let awaited = match &self.link {
             Link::None => return Offer::Later,
             Link::Awaited => true,
-            Link::Open(_) => !self.confirmed,
+            Link::Open(_) => !self.confirmed && number > self.number,
             _ => false,
         };
         if !awaited || [claim.to, claim.from] != self.ends {
@@ -294,6 +300,7 @@ impl TcpQueues {
             return Offer::Refused(Verdict::NotNow);
         };
         self.await_again();
+        self.number = number;
         let [theirs, ours] = keys;
         self.open(wire, ours, theirs);
         Offer::Taken
