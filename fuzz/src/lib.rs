@@ -19,6 +19,7 @@ mod hostile;
 mod rig;
 mod ring;
 mod shm;
+mod tcp;
 mod uverbs;
 #[path = "../../emulator/uverbs/tests/rig/mod.rs"]
 mod uverbs_rig;
@@ -97,6 +98,10 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "shm",
         run: shm::run,
+    },
+    Target {
+        name: "tcp",
+        run: tcp::run,
     },
     Target {
         name: "uverbs",

@@ -105,6 +105,7 @@ replays! {
     ring_writer "ring-writer"
     ring_pair "ring-pair"
     shm "shm"
+    tcp "tcp"
     uverbs "uverbs"
     wqe "wqe"
 }

@@ -16,7 +16,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::Instant;
 
 use common::*;
-use gdsync::internals::tcp::{Claim, End, Verdict, opening};
+use gdsync::internals::tcp::{Claim, End, Head, Kind as Frame, Verdict, opening};
 use heap::{Counting, Held};
 use listen::Events;
 use standin::{Variant, child, inside};
@@ -322,6 +322,27 @@ fn early_claims_wait_for_their_queue_pair() {
     assert!(!early.is_finished());
     side.qp.connect(&speaker::address()).unwrap();
     assert_eq!(early.join().unwrap(), Some(Verdict::Welcome));
+}
+
+/// A peer gives up an attempt before it begins another one, and the proof of the first may arrive
+/// last: the queue pair keeps the later connection.
+#[test]
+fn an_earlier_connection_does_not_replace_a_later_one() {
+    let _alone = alone();
+    let gpu = Gpu::soft().unwrap();
+    let device = device(&gpu, false);
+    let mut side = Side::new(&device, &QpConfig::default());
+    side.qp.connect(&speaker::address()).unwrap();
+    let there = side.qp.address();
+    let early = speaker::open(socket(&there));
+    let mut later = Speaker::to(&side);
+    let (_, verdict) = Speaker::claim(early, KEY, &claim_to(&there));
+    assert_eq!(verdict, Some(Verdict::NotNow));
+    assert!(later.frame(Head::new(Frame::Ack, 0), &[]));
+    let mem = side.mem.clone();
+    let span = mem.remote().span(0, 8).unwrap();
+    side.qp.start(&Work::write(&[mem.sge(0, 8)], span));
+    assert_eq!(later.answer().map(|head| head.kind), Some(Frame::Write));
 }
 
 /// The peer keeps its socket open, and says nothing.

@@ -65,7 +65,16 @@ pub struct Speaker {
 impl Speaker {
     /// Connects to a device by this claim; the verdict, if there is one.
     pub fn greet(at: SocketAddr, key: [u8; 32], claim: &Claim) -> (Speaker, Option<Verdict>) {
-        let (mut stream, ours, theirs) = open(at);
+        Speaker::claim(open(at), key, claim)
+    }
+
+    /// As [`Speaker::greet`], on a connection whose opening was answered.
+    pub fn claim(
+        opened: (TcpStream, [u8; 32], Option<[u8; 32]>),
+        key: [u8; 32],
+        claim: &Claim,
+    ) -> (Speaker, Option<Verdict>) {
+        let (mut stream, ours, theirs) = opened;
         let session = Session::new(key, [ours, theirs.expect("an opening")]);
         let bytes: [u8; CLAIM] = session.claim(claim);
         stream.write_all(&bytes).unwrap();

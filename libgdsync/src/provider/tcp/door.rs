@@ -36,6 +36,8 @@ const STEP: usize = 16;
 const PAUSE: Duration = Duration::from_millis(50);
 
 struct Stranger {
+    /// Its number in the order in which connections were accepted.
+    number: u64,
     stream: TcpStream,
     since: Instant,
     got: Vec<u8>,
@@ -44,6 +46,7 @@ struct Stranger {
 
 /// A connection with a proof.
 struct Guest {
+    number: u64,
     stream: TcpStream,
     since: Instant,
     session: Session,
@@ -55,6 +58,8 @@ struct Guest {
 struct Hall {
     strangers: VecDeque<Stranger>,
     guests: VecDeque<Guest>,
+    /// Number of connections that were accepted.
+    accepted: u64,
     /// The time of the last refusal, if connections wait since.
     refused: Option<Instant>,
 }
@@ -130,7 +135,9 @@ impl Door {
             if hall.strangers.len() == STRANGERS {
                 hall.strangers.pop_front();
             }
+            hall.accepted += 1;
             hall.strangers.push_back(Stranger {
+                number: hall.accepted,
                 stream,
                 since: Instant::now(),
                 got: Vec::new(),
@@ -155,6 +162,7 @@ impl Door {
                         && hall.guests.len() < EARLY
                     {
                         hall.guests.push_back(Guest {
+                            number: stranger.number,
                             stream: stranger.stream,
                             since: Instant::now(),
                             session,
@@ -177,6 +185,7 @@ impl Door {
         let relay = self.qps.lock().get(&guest.claim.to.qpn).cloned();
         let relay = relay.filter(|_| guest.claim.to.node == self.shared.node);
         let Guest {
+            number,
             stream,
             since,
             session,
@@ -193,12 +202,14 @@ impl Door {
         let offer = match relay {
             None => Offer::Refused(Verdict::NotNow),
             Some(relay) => {
-                relay.with(|relay| relay.queues.offer(&claim, session.keys(&bytes), open))
+                let keys = session.keys(&bytes);
+                relay.with(|relay| relay.queues.offer(number, &claim, keys, open))
             }
         };
         let mut stream = stream?;
         match offer {
             Offer::Later if since.elapsed() < WAIT => Some(Guest {
+                number,
                 stream,
                 since,
                 session,

@@ -60,6 +60,12 @@ pub struct Output {
     /// Records, in front of all other bytes.
     sealed: Bytes,
     plain: Vec<u8>,
+    /// Number of bytes that were pushed, and of those that the connection has taken.
+    pushed: u64,
+    taken: u64,
+    /// The ends of answers in the pushed bytes, and of the last frame that has counts alone.
+    answers: VecDeque<u64>,
+    counts: u64,
 }
 
 impl Output {
@@ -72,12 +78,42 @@ impl Output {
         self.parts.is_empty() && self.bounce.rest().is_empty() && self.sealed.rest().is_empty()
     }
 
+    /// Number of bytes that the connection has not taken.
+    #[cfg(test)]
+    pub fn left(&self) -> u64 {
+        self.pushed - self.taken
+    }
+
+    /// An answer ends behind what was pushed.
+    pub fn end_answer(&mut self) {
+        self.answers.push_back(self.pushed);
+    }
+
+    /// Number of answers that the connection has not taken.
+    pub fn answers(&mut self) -> usize {
+        while self.answers.front().is_some_and(|end| *end <= self.taken) {
+            self.answers.pop_front();
+        }
+        self.answers.len()
+    }
+
+    /// A frame that has counts alone ends behind what was pushed.
+    pub fn end_counts(&mut self) {
+        self.counts = self.pushed;
+    }
+
+    /// Whether the connection has not taken such a frame.
+    pub fn has_counts(&self) -> bool {
+        self.counts > self.taken
+    }
+
     pub fn push_bytes(&mut self, bytes: &[u8]) {
         self.staged.bytes.extend_from_slice(bytes);
         self.staged_more(bytes.len());
     }
 
     fn staged_more(&mut self, more: usize) {
+        self.pushed += more as u64;
         match self.parts.back_mut() {
             Some(Part::Staged(n)) => *n += more,
             _ => self.parts.push_back(Part::Staged(more)),
@@ -87,6 +123,7 @@ impl Output {
     /// `false`: the GPU is lost.
     pub fn push_memory(&mut self, memory: Piece) -> bool {
         if memory.len > SHORT {
+            self.pushed += memory.len as u64;
             self.parts.push_back(Part::Memory(memory));
             return true;
         }
@@ -177,6 +214,7 @@ impl Output {
         // SAFETY: bytes of this structure, and registered memory that the parts keep.
         let n = unsafe { wire.write(&iov[..count])? };
         self.consume(n);
+        self.taken += n as u64;
         Ok(n)
     }
 
@@ -218,6 +256,10 @@ impl Output {
         // SAFETY: bytes of this structure.
         let n = unsafe { wire.write(&[piece(sealed.as_ptr(), sealed.len())])? };
         self.sealed.consume(n);
+        // The peer opens a record as a whole.
+        if self.sealed.rest().is_empty() {
+            self.taken += self.plain.len() as u64;
+        }
         Ok(n)
     }
 

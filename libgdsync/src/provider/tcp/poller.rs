@@ -1,6 +1,7 @@
 //! The sockets of a device as one descriptor, which is ready while one of them is (epoll), and the
 //! sockets that wait for the end of their peer's bytes.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -16,6 +17,8 @@ const LINGER: Duration = Duration::from_secs(2);
 /// How often they are read if no socket is reported as ready, and how many reads at a time.
 const SWEEP: Duration = Duration::from_millis(20);
 const READS: usize = 16;
+/// Maximum number of these sockets; beyond it the oldest is closed.
+const LINGERING: usize = 4096;
 /// Descriptors from this number on are always taken for ready.
 const MOST: usize = 1 << 16;
 /// Ready descriptors that one call reports.
@@ -38,7 +41,7 @@ struct Inner {
 
 /// Sockets with the times of their last own bytes, and the time of the last sweep.
 #[derive(Default)]
-struct Lingering(Vec<(OwnedFd, Instant)>, Option<Instant>);
+struct Lingering(VecDeque<(OwnedFd, Instant)>, Option<Instant>);
 
 fn flags(room: bool) -> EventFlags {
     match room {
@@ -81,7 +84,11 @@ impl Poller {
 
     /// Keeps a socket for a while and drops what it receives.
     pub fn linger(&self, socket: OwnedFd) {
-        self.0.lingering.lock().0.push((socket, Instant::now()));
+        let Lingering(sockets, _) = &mut *self.0.lingering.lock();
+        if sockets.len() == LINGERING {
+            sockets.pop_front();
+        }
+        sockets.push_back((socket, Instant::now()));
         self.0.lingers.store(true, Ordering::Relaxed);
     }
 

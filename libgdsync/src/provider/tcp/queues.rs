@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -118,9 +119,11 @@ pub struct TcpQueues {
     limit: Option<Duration>,
     link: Link,
     /// Whether the peer uses the open connection. The side that accepts does not know before the
-    /// first frame whether its verdict has arrived. Until then it writes nothing, and takes another
+    /// first frame whether its verdict has arrived. Until then it writes nothing, and takes a later
     /// connection of the peer in place of this one.
     confirmed: bool,
+    /// The number of the open connection in the order in which connections were accepted.
+    number: u64,
     /// This side and the peer, of the current connection.
     ends: [End; 2],
     waiting_since: Option<Instant>,
@@ -209,6 +212,7 @@ impl TcpQueues {
             limit,
             link: Link::None,
             confirmed: false,
+            number: 0,
             ends: [End::default(); 2],
             waiting_since: None,
             sent: VecDeque::new(),
@@ -270,9 +274,12 @@ impl TcpQueues {
         (self.link, self.confirmed) = (Link::Open(wire), true);
     }
 
-    /// A connection by `wire` of a peer that has proven its claim.
+    /// A connection by `wire` of a peer that has proven its claim. The peer gives up a connection
+    /// before it begins another one. Those that have waited for this queue pair come in any order, so
+    /// `number` says which is later.
     pub fn offer(
         &mut self,
+        number: u64,
         claim: &Claim,
         keys: [Key; 2],
         wire: impl FnOnce(Option<Duration>) -> Option<Box<dyn Wire>>,
@@ -283,7 +290,7 @@ impl TcpQueues {
         let awaited = match &self.link {
             Link::None => return Offer::Later,
             Link::Awaited => true,
-            Link::Open(_) => !self.confirmed,
+            Link::Open(_) => !self.confirmed && number > self.number,
             _ => false,
         };
         if !awaited || [claim.to, claim.from] != self.ends {
@@ -293,6 +300,7 @@ impl TcpQueues {
             return Offer::Refused(Verdict::NotNow);
         };
         self.await_again();
+        self.number = number;
         let [theirs, ours] = keys;
         self.open(wire, ours, theirs);
         Offer::Taken
@@ -319,13 +327,11 @@ impl TcpQueues {
 
     /// Closes the connection and forgets all requests: the queue pair is in its first state.
     pub fn reset(&mut self) {
+        // What the peer has not read yet arrives all the same.
+        let _ = self.write();
         self.announce();
-        let link = std::mem::replace(&mut self.link, Link::None);
-        if let Link::Open(mut wire) = link {
-            // What the peer has not read yet arrives all the same.
-            if self.confirmed {
-                let _ = self.output.write(&mut *wire);
-            }
+        let _ = self.write();
+        if let Link::Open(wire) = std::mem::replace(&mut self.link, Link::None) {
             wire.close();
         }
         self.sent.clear();
@@ -341,6 +347,9 @@ impl TcpQueues {
 
     /// The connection is of no use any more: the oldest request fails, and all behind it are flushed.
     fn break_off(&mut self, why: Broken, status: c_int) {
+        if matches!(self.link, Link::Broken) {
+            return;
+        }
         let [own, peer] = self.ends;
         tracing::debug!(
             target: "gdsync",
@@ -386,10 +395,21 @@ impl TcpQueues {
         counts && matches!(self.link, Link::Open(_))
     }
 
-    /// Sends the counts that the peer lacks.
+    /// Sends the counts that the peer lacks, unless earlier ones wait for a peer that does not read.
     fn announce(&mut self) {
-        if self.has_news() {
+        if self.has_news() && !self.output.has_counts() {
             self.push_head(Head::new(Kind::Ack, 0));
+            self.output.end_counts();
+        }
+    }
+
+    /// Writes what the connection takes. Returns whether it took anything.
+    fn write(&mut self) -> io::Result<bool> {
+        match &mut self.link {
+            Link::Open(wire) if self.confirmed && !self.output.is_empty() => {
+                self.output.write(&mut **wire)
+            }
+            _ => Ok(false),
         }
     }
 
@@ -625,6 +645,10 @@ impl TcpQueues {
             kind if kind.takes_receive() && self.receives.is_empty() => {
                 return Err(Broken::Frame("there is no receive for it"));
             }
+            // A peer that keeps the limit has received the answer to an earlier one.
+            kind if kind.fetches() && self.output.answers() >= FETCHES => {
+                return Err(Broken::Frame("too many READs and atomics are outstanding"));
+            }
             Kind::Write | Kind::WriteImm => match self.named(&head, Access::REMOTE_WRITE) {
                 Some(pieces) => Sink::new(pieces),
                 None => return self.refuse(IBV_WC_REM_ACCESS_ERR),
@@ -665,7 +689,9 @@ impl TcpQueues {
     fn answer(&mut self, len: u32, push: impl FnOnce(&mut Output) -> bool) -> Result<(), Broken> {
         self.executed += 1;
         self.push_head(Head::new(Kind::Response, len));
-        match push(&mut self.output) {
+        let pushed = push(&mut self.output);
+        self.output.end_answer();
+        match pushed {
             true => Ok(()),
             false => Err(Broken::Gpu),
         }
@@ -733,19 +759,17 @@ impl TcpQueues {
             ..Head::new(Kind::Refuse, 0)
         };
         self.push_head(head);
-        if let Link::Open(wire) = &mut self.link {
-            let _ = self.output.write(&mut **wire);
-        }
+        let _ = self.write();
         self.refused_peer = true;
         let report = Report::Closed(Status::PEER_ACCESS);
         self.shared.events.qp(self.ends[0].qpn, report);
         Err(Broken::Refused)
     }
 
-    /// The peer refuses the oldest request.
+    /// The peer refuses the oldest request. No frame behind it is executed.
     fn refused(&mut self, head: &Head) -> Result<(), Broken> {
         self.break_off(Broken::Refused, refusal(head.syndrome));
-        Ok(())
+        Err(Broken::Refused)
     }
 
     /// Whether a connection that a request waits for takes too long.
@@ -887,13 +911,7 @@ impl Queues for TcpQueues {
                 self.announce();
             }
         }
-        let Link::Open(wire) = &mut self.link else {
-            return false;
-        };
-        if self.output.is_empty() || !self.confirmed {
-            return false;
-        }
-        match self.output.write(&mut **wire) {
+        match self.write() {
             Ok(wrote) => wrote,
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
@@ -913,7 +931,12 @@ impl Queues for TcpQueues {
     }
 
     fn arm(&mut self) {
+        // Counts that were not written hold back those behind them.
+        self.flush();
         self.announce();
         self.flush();
     }
 }
+
+#[cfg(test)]
+mod tests;
