@@ -9,7 +9,7 @@ use gds_step::Mutex;
 use super::runtime::GraphHandle;
 use super::timeline::Work;
 use super::waiting::Proof;
-use super::{Gpu, Region, Stream};
+use super::{Dims, Gpu, Region, Stream};
 use crate::error::{Error, Kind, Result};
 
 /// Work that a stream recorded between [`Stream::begin_capture`] and [`Stream::end_capture`]
@@ -158,15 +158,16 @@ impl Stream {
         Ok(true)
     }
 
-    /// [`Stream::share_blocks`] under capture; `None`: the stream is not captured any more.
+    /// Records and limits the blocks of a kernel; `None`: the stream is not captured any more.
     #[cold]
-    pub(super) fn record_blocks(&self, blocks: u32) -> Result<Option<u32>> {
+    pub(super) fn record_blocks(&self, dims: Dims) -> Result<Option<Dims>> {
         if !self.is_capturing()? {
             return Ok(None);
         }
-        let given = self.gpu().waiting().share_of_graph(blocks);
+        let given = self.gpu().waiting().share_of_graph(dims);
         if let Some(recorded) = &mut *self.recording().recorded.lock() {
-            recorded.blocks = recorded.blocks.max(given);
+            let blocks = given.grid.into_iter().fold(1, u32::saturating_mul);
+            recorded.blocks = recorded.blocks.max(blocks);
         }
         Ok(Some(given))
     }
@@ -239,8 +240,11 @@ impl Graph {
         let room = gpu.waiting().limits().and_then(|l| l.submissions);
         let submissions = handle.submissions().unwrap_or(recorded.submissions);
         let submissions = submissions.min(room.unwrap_or(u32::MAX));
+        let blocks = Dims::linear(recorded.blocks, 1);
+        let (_, _held) = gpu
+            .waiting()
+            .share(stream, OPERATION, blocks, wait.is_some())?;
         stream.admit(OPERATION, submissions, wait)?;
-        gpu.waiting().note_blocks(stream, recorded.blocks);
         let work = || Work::Graph(recorded.submissions);
         stream.observed(work, |stream| stream.launch_graph(&**handle))
     }

@@ -46,6 +46,8 @@ pub struct Dims {
     pub shared: u32,
     /// See [`Dims::dependent`].
     pub(super) dependent: bool,
+    /// See [`Dims::flexible`].
+    pub(super) flexible: bool,
 }
 
 impl Dims {
@@ -56,6 +58,7 @@ impl Dims {
             block: [threads, 1, 1],
             shared: 0,
             dependent: false,
+            flexible: false,
         }
     }
 
@@ -68,6 +71,15 @@ impl Dims {
     #[must_use]
     pub fn dependent(mut self) -> Dims {
         self.dependent = true;
+        self
+    }
+
+    /// A kernel that also works with fewer blocks in x, at least one. A stream that waits launches it with fewer
+    /// blocks if the blocks of waiting streams could otherwise occupy all multiprocessors.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn flexible(mut self) -> Dims {
+        self.flexible = true;
         self
     }
 }

@@ -429,8 +429,7 @@ impl Stream {
     where
         A: IntoBytes + Immutable + ?Sized,
     {
-        self.admit("launch kernel", 1, None)?;
-        self.launch_observed(kernel, dims, args.as_bytes())
+        self.launch_counted("launch kernel", kernel, dims, args.as_bytes(), None)
     }
 
     /// Enqueues a kernel that may start before the work in front of it has ended, as
@@ -494,8 +493,32 @@ impl Stream {
             Some(_) => self.check(self.gpu(), OPERATION)?,
             None => self.check_recordable(OPERATION)?,
         }
-        self.admit(OPERATION, 1, Some(proof))?;
-        self.launch_observed(kernel, dims, args.as_bytes())
+        self.launch_counted(OPERATION, kernel, dims, args.as_bytes(), Some(proof))
+    }
+
+    /// Enqueues a kernel as one submission; a proof marks one that waits. Its blocks are recorded if they may be
+    /// resident while the stream waits, and limited if it is flexible.
+    fn launch_counted(
+        &self,
+        operation: &'static str,
+        kernel: &Kernel,
+        mut dims: Dims,
+        args: &[u8],
+        wait: Option<Proof>,
+    ) -> Result<()> {
+        let mut _held = None;
+        if dims.dependent || wait.is_some() {
+            if self.recording().is_on()
+                && let Some(in_graph) = self.record_blocks(dims)?
+            {
+                dims = in_graph;
+            } else {
+                let waiting = self.gpu().waiting();
+                (dims, _held) = waiting.share(self, operation, dims, wait.is_some())?;
+            }
+        }
+        self.admit(operation, 1, wait)?;
+        self.launch_observed(kernel, dims, args)
     }
 
     /// Enqueues one of the library's kernels.
@@ -540,25 +563,6 @@ impl Stream {
     pub fn check_free(&self) -> Result<()> {
         Waiting::check_full(self, "enqueue")?;
         self.check_room(1)
-    }
-
-    /// The number of blocks that the next kernel of this stream should have, of `blocks` that it could use, if
-    /// it waits for another party or is a dependent launch behind such a kernel: with more, the blocks of all
-    /// waiting streams could be on all multiprocessors, where other kernels may be unable to start. `waits`: the
-    /// kernel waits. [`Stream::launch_waiting`] or [`Stream::launch`] must follow.
-    ///
-    /// # Errors
-    /// `TooManyWaits` as for [`Stream::launch_waiting`].
-    #[doc(hidden)]
-    pub fn share_blocks(&self, blocks: u32, waits: bool) -> Result<u32> {
-        if self.recording().is_on()
-            && let Some(given) = self.record_blocks(blocks)?
-        {
-            return Ok(given);
-        }
-        self.gpu()
-            .waiting()
-            .share(self, "launch kernel", blocks, waits)
     }
 
     /// Calls `enqueue` while the stream counts as waiting, and returns its result. For a caller

@@ -7,10 +7,11 @@
 //! are free, nothing is checked. A stream that finds no free slot checks which streams have passed,
 //! by the proof that each of them left.
 //!
-//! A kernel that waits holds the multiprocessors on which its blocks are, and a kernel with another division
-//! between shared memory and cache cannot start there (`docs/decisions.md`, 132). If such blocks were on all
-//! multiprocessors, a kernel that would release them might never start. So the slot also has the number of
-//! blocks of the stream's kernels, and [`Waiting::share`] limits the blocks of the next one.
+//! The blocks of a kernel that waits stay on their multiprocessors. A multiprocessor divides its memory between
+//! cache and shared memory (CUDA: carveout), and a kernel that needs another division starts only where no block
+//! is. If blocks that wait were on all multiprocessors, a kernel that would release them might never start. So
+//! the slot also records the blocks of its stream's kernels, and [`Waiting::share`] limits those of the next one
+//! (`docs/decisions.md`, 132).
 //!
 //! The slot also counts the submissions behind the wait. A driver accepts about a thousand
 //! submissions on a waiting stream and then blocks the thread; the library refuses earlier.
@@ -22,7 +23,7 @@ use gds_step::Mutex;
 
 use super::region::{Region, WeakRegion};
 use super::runtime::{EventHandle, StreamHandle};
-use super::{Mapped, Stream, Word64};
+use super::{Dims, Mapped, Stream, Word64};
 use crate::error::{Error, Kind, Result};
 use crate::ring::RingMemory;
 
@@ -37,8 +38,8 @@ pub struct WaitLimits {
     /// The submissions that the library puts on one waiting stream; `None`: the runtime limits them
     /// itself.
     pub submissions: Option<u32>,
-    /// The multiprocessors, on some of which no block of a waiting stream's kernels is; `None`: kernels do not
-    /// hold any.
+    /// The multiprocessors of the GPU. The blocks of waiting streams leave some of them free. `None`: blocks do not
+    /// occupy any.
     pub multiprocessors: Option<u32>,
 }
 
@@ -174,10 +175,10 @@ struct SlotState {
     earlier: Option<(Proof, u32)>,
     /// Calls that are about to enqueue a wait; see [`Waiting::hold`].
     held: u32,
-    /// The most blocks of a kernel of the stream, and whether the kernel is not enqueued yet; see
-    /// [`Waiting::share`].
+    /// The most blocks of a kernel of the stream; see [`Waiting::share`].
     blocks: u32,
-    granted: bool,
+    /// Launches that take so many blocks before the next one asks for more.
+    again: u32,
 }
 
 struct WaitSlot {
@@ -186,6 +187,21 @@ struct WaitSlot {
     /// and a thread that takes the slot away holds the lock, under which the id is read again.
     owner: AtomicU64,
     state: Mutex<SlotState>,
+}
+
+/// Launches that a stream makes with fewer blocks than its kernels could use before it asks again how many blocks the
+/// other streams have: the question may call the driver.
+const AGAIN: u32 = 64;
+
+/// A stream that counts as waiting until this is dropped.
+pub(crate) struct Held<'w>(&'w WaitSlot);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // The slot of a held stream is not taken away.
+        let mut state = self.0.state.lock();
+        state.held = state.held.saturating_sub(1);
+    }
 }
 
 /// The slots of one GPU.
@@ -261,7 +277,6 @@ impl Waiting {
                 if let Some(proof) = wait {
                     state.proof = proof;
                 }
-                state.granted = false;
                 return Ok(());
             }
         }
@@ -295,11 +310,11 @@ impl Waiting {
         spare
     }
 
-    /// The number of blocks, of the `blocks` that the next kernel of `stream` could use, with which some
-    /// multiprocessors stay free of blocks of waiting streams; at least 1. `waits`: the kernel waits; the stream
-    /// counts as waiting then. Of a stream, two kernels are resident: a dependent launch starts the second one
-    /// while the first waits. A stream that waits alone gets two fifths of the multiprocessors for each, the next
-    /// stream as much of the rest.
+    /// Records the blocks of the next kernel of `stream`, if the stream waits or `waits`: the kernel does. A
+    /// flexible kernel gets at most so many blocks that those of all waiting streams leave multiprocessors free: a
+    /// stream that waits alone two fifths of them, the next one two fifths of the rest. Of a stream, two kernels
+    /// are resident, because a dependent launch starts the second one while the first waits. The stream counts as
+    /// waiting until the result is dropped, which must be after the launch.
     ///
     /// # Errors
     /// `TooManyWaits`.
@@ -307,76 +322,94 @@ impl Waiting {
         &self,
         stream: &Stream,
         operation: &'static str,
-        blocks: u32,
+        dims: Dims,
         waits: bool,
-    ) -> Result<u32> {
-        let Some(multiprocessors) = self.multiprocessors() else {
-            return Ok(blocks);
+    ) -> Result<(Dims, Option<Held<'_>>)> {
+        let Some(all) = self.multiprocessors() else {
+            return Ok((dims, None));
         };
-        let own = loop {
-            match self.slot_of(stream.id()) {
-                Some(slot) => break slot,
-                None if waits => self.admit(stream, operation, 0, Some(Proof::Idle))?,
-                None => return Ok(blocks),
-            }
-        };
-        let grant = |most: Option<u32>| {
-            let mut state = own.state.lock();
-            let given = most.map_or(blocks, |most| blocks.min(most.max(state.blocks)));
-            let enough = most.is_some() || blocks <= state.blocks;
-            if enough && own.owner.load(Ordering::Relaxed) == stream.id() {
-                state.blocks = state.blocks.max(given);
-                state.granted = true;
-            }
-            enough.then_some(given)
-        };
-        if let Some(given) = grant(None) {
-            return Ok(given);
+        if waits {
+            self.hold(stream, operation)?;
+        } else if !self.hold_slot(stream) {
+            return Ok((dims, None));
         }
-        let _sharing = self.sharing.lock();
-        let others = self.slots.iter().filter(|slot| !std::ptr::eq(*slot, own));
-        let theirs: u32 = others.map(WaitSlot::resident).sum();
-        Ok(grant(Some(Waiting::part(multiprocessors, theirs))).unwrap_or(1))
+        let Some(slot) = self.slot_of(stream.id()) else {
+            return Ok((dims, None));
+        };
+        let held = Held(slot);
+        let [x, y, z] = dims.grid;
+        let rest = y.saturating_mul(z).max(1);
+        let wanted = x.saturating_mul(rest);
+        let mut state = slot.state.lock();
+        let mut given = wanted;
+        if dims.flexible && wanted > state.blocks.max(1) {
+            given = match state.again {
+                0 => {
+                    // The locks of slots are taken one at a time.
+                    drop(state);
+                    let _sharing = self.sharing.lock();
+                    let others = self
+                        .slots
+                        .iter()
+                        .filter(|other| !std::ptr::eq(*other, slot));
+                    let most = Waiting::part(all, others.map(WaitSlot::resident).sum());
+                    state = slot.state.lock();
+                    wanted.min(most.max(state.blocks))
+                }
+                _ => state.blocks.max(1),
+            };
+            state.again = match given < wanted {
+                true => state.again.checked_sub(1).unwrap_or(AGAIN),
+                false => 0,
+            };
+        }
+        let x = match dims.flexible {
+            true => (given / rest).clamp(1, x.max(1)),
+            false => x,
+        };
+        state.blocks = state.blocks.max(x.saturating_mul(rest));
+        drop(state);
+        Ok((dims.grid([x, y, z]), Some(held)))
     }
 
     /// As [`Waiting::share`], of a kernel in a graph: as if its stream will wait alone.
-    pub fn share_of_graph(&self, blocks: u32) -> u32 {
-        let all = self.multiprocessors();
-        all.map_or(blocks, |all| blocks.min(Waiting::part(all, 0)))
+    pub fn share_of_graph(&self, dims: Dims) -> Dims {
+        let [x, y, z] = dims.grid;
+        match self.multiprocessors() {
+            Some(all) if dims.flexible => {
+                let most = Waiting::part(all, 0) / y.saturating_mul(z).max(1);
+                dims.grid([x.min(most.max(1)), y, z])
+            }
+            _ => dims,
+        }
     }
 
-    /// The multiprocessors for blocks of waiting streams, without two for each stream that may wait: a stream has
-    /// one block of two kernels at least.
+    /// The multiprocessors, less a reserve of two for each stream that may wait: each may have one block of two
+    /// kernels.
     fn multiprocessors(&self) -> Option<u32> {
         let limits = self.limits?;
         Some(limits.multiprocessors?.saturating_sub(2 * limits.streams))
     }
 
-    /// The most blocks of a kernel, if so many of other streams may be resident.
-    fn part(multiprocessors: u32, resident: u32) -> u32 {
-        (multiprocessors.saturating_sub(resident) * 2 / 5).max(1)
+    /// The most blocks of a kernel, if so many of other streams may be resident beyond the reserve.
+    fn part(all: u32, resident: u32) -> u32 {
+        (all.saturating_sub(resident) * 2 / 5).max(1)
     }
 
-    /// Notes that a graph with kernels of so many blocks is launched on `stream`, if the stream waits.
-    pub fn note_blocks(&self, stream: &Stream, blocks: u32) {
-        if let Some(slot) = self.slot_of(stream.id()) {
-            let mut state = slot.state.lock();
-            if slot.owner.load(Ordering::Relaxed) == stream.id() {
-                state.blocks = state.blocks.max(blocks);
-            }
-        }
+    /// Counts `stream` as waiting, if it has a slot.
+    fn hold_slot(&self, stream: &Stream) -> bool {
+        let Some(slot) = self.slot_of(stream.id()) else {
+            return false;
+        };
+        let mut state = slot.state.lock();
+        let own = slot.owner.load(Ordering::Relaxed) == stream.id();
+        state.held += u32::from(own);
+        own
     }
 
     /// Counts `stream` as waiting until [`Waiting::release`], even if it passes its waits.
     pub fn hold(&self, stream: &Stream, operation: &'static str) -> Result<()> {
-        while self.limits.is_some() {
-            if let Some(slot) = self.slot_of(stream.id()) {
-                let mut state = slot.state.lock();
-                if slot.owner.load(Ordering::Relaxed) == stream.id() {
-                    state.held += 1;
-                    break;
-                }
-            }
+        while self.limits.is_some() && !self.hold_slot(stream) {
             self.admit(stream, operation, 0, Some(Proof::Idle))?;
         }
         Ok(())
@@ -446,7 +479,7 @@ impl Waiting {
                         earlier: None,
                         held: 0,
                         blocks: 0,
-                        granted: false,
+                        again: 0,
                     };
                     slot.owner.store(stream.id(), Ordering::Relaxed);
                     return Ok(());
@@ -484,16 +517,17 @@ impl Waiting {
 }
 
 impl WaitSlot {
-    /// The blocks of the stream's kernels that may be resident: of two kernels.
+    /// The blocks of the stream's kernels that may be resident, of two kernels, beyond the reserve of one block
+    /// each.
     fn resident(&self) -> u32 {
         let mut state = self.state.lock();
         if self.owner.load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        if state.blocks > 0 && !state.granted && state.has_passed() {
-            state.blocks = 0;
+        if state.blocks > 1 && state.held == 0 && state.has_passed() {
+            (state.blocks, state.again) = (0, 0);
         }
-        2 * state.blocks
+        state.blocks.saturating_sub(1).saturating_mul(2)
     }
 }
 
@@ -615,7 +649,10 @@ mod tests {
 
     use super::*;
     use crate::Gpu;
-    use crate::gpu::{MemoryKind, Region};
+    use crate::gpu::{Condition, MemoryKind, Region};
+    use crate::rdma::{Descriptor, post_on};
+
+    const LAUNCH: &str = "launch kernel";
 
     /// Streams of a software GPU, with the limits of a GPU of 132 multiprocessors.
     struct Rig {
@@ -640,26 +677,21 @@ mod tests {
             }
         }
 
-        /// The share of a kernel that waits, on a stream that stays busy.
+        /// The blocks of a flexible kernel that waits, on a stream that stays busy.
         fn share(&self, stream: usize, blocks: u32) -> u32 {
             let of = &self.streams[stream];
-            let given = self
-                .waiting
-                .share(of, "launch kernel", blocks, true)
-                .unwrap();
+            let wanted = Dims::linear(blocks, 1).flexible();
+            let (dims, held) = self.waiting.share(of, LAUNCH, wanted, true).unwrap();
             let word = self.words.word64(8 * stream).unwrap();
             let proof = Some(Proof::by_word(&word, 1));
-            self.waiting.admit(of, "launch kernel", 1, proof).unwrap();
+            self.waiting.admit(of, LAUNCH, 1, proof).unwrap();
             // An idle stream does not wait.
             word.store(0).unwrap();
             let gate = self.words.word64(56).unwrap();
-            let wait = [crate::rdma::Descriptor::wait_value(
-                &gate,
-                crate::gpu::Condition::Geq,
-                1,
-            )];
-            crate::rdma::post_on(of, &mut [], &wait).unwrap();
-            given
+            let wait = [Descriptor::wait_value(&gate, Condition::Geq, 1)];
+            post_on(of, &mut [], &wait).unwrap();
+            drop(held);
+            dims.grid[0]
         }
 
         fn pass(&self, stream: usize) {
@@ -680,61 +712,127 @@ mod tests {
     fn blocks_of_two_kernels_of_each_waiting_stream_leave_multiprocessors_free() {
         let rig = Rig::new();
         let given: Vec<u32> = (0..6).map(|stream| rig.share(stream, 1000)).collect();
-        assert_eq!(given, [48, 9, 2, 1, 1, 1]);
+        assert_eq!(given, [48, 10, 3, 1, 1, 1]);
         assert!(2 * given.iter().sum::<u32>() < 132);
-        let refused = rig.waiting.share(&rig.streams[6], "launch kernel", 1, true);
-        assert_eq!(refused.unwrap_err().kind(), Kind::TooManyWaits);
+        let dims = Dims::linear(1, 1);
+        let refused = rig.waiting.share(&rig.streams[6], LAUNCH, dims, true);
+        assert_eq!(refused.map(drop).unwrap_err().kind(), Kind::TooManyWaits);
     }
 
     #[test]
     fn kernels_of_few_blocks_leave_more_to_the_other_streams() {
         let rig = Rig::new();
-        assert_eq!(
-            [rig.share(0, 1), rig.share(1, 32), rig.share(2, 32)],
-            [1, 32, 21]
-        );
+        let given = [rig.share(0, 1), rig.share(1, 32), rig.share(2, 32)];
+        assert_eq!(given, [1, 32, 23]);
         // What a stream has been given, it keeps while it waits.
-        assert_eq!(
-            [rig.share(1, 32), rig.share(2, 32), rig.share(0, 4)],
-            [32, 21, 4]
-        );
+        let given = [rig.share(1, 32), rig.share(2, 32), rig.share(0, 4)];
+        assert_eq!(given, [32, 23, 4]);
     }
 
     #[test]
     fn blocks_of_a_stream_that_has_passed_its_waits_are_given_to_others() {
         let rig = Rig::new();
-        assert_eq!([rig.share(0, 48), rig.share(1, 48)], [48, 9]);
+        assert_eq!([rig.share(0, 48), rig.share(1, 48)], [48, 10]);
         rig.pass(0);
+        // It asks again after some launches.
+        for _ in 0..AGAIN {
+            assert_eq!(rig.share(1, 48), 10);
+        }
         assert_eq!(rig.share(1, 48), 48);
-        // Between its share and its launch, a stream counts as waiting.
-        let of = &rig.streams[0];
-        let share = || rig.waiting.share(of, "launch kernel", 48, true).unwrap();
-        assert_eq!([share(), rig.share(2, 48)], [9, 2]);
     }
 
     #[test]
-    fn stream_that_does_not_wait_and_graph_have_no_part_of_the_others() {
+    fn stream_counts_as_waiting_from_its_share_to_its_launch() {
+        let rig = Rig::new();
+        let wanted = Dims::linear(48, 1).flexible();
+        let (given, held) = rig
+            .waiting
+            .share(&rig.streams[0], LAUNCH, wanted, true)
+            .unwrap();
+        assert_eq!(given.grid, [48, 1, 1]);
+        // The stream is idle.
+        assert_eq!(rig.share(1, 48), 10);
+        drop(held);
+        assert_eq!(rig.share(2, 48), 40);
+    }
+
+    #[test]
+    fn each_task_of_a_list_has_a_block() {
         let rig = Rig::new();
         rig.share(0, 48);
-        let free = &rig.streams[1];
-        assert_eq!(
-            rig.waiting
-                .share(free, "launch kernel", 500, false)
-                .unwrap(),
-            500
-        );
-        assert_eq!(rig.waiting.share_of_graph(500), 48);
-        assert_eq!(rig.waiting.share_of_graph(5), 5);
-        rig.waiting.note_blocks(&rig.streams[0], 60);
+        let list = Dims::linear(8, 1).grid([8, 20, 1]).flexible();
+        let (given, _held) = rig
+            .waiting
+            .share(&rig.streams[1], LAUNCH, list, true)
+            .unwrap();
+        assert_eq!(given.grid, [1, 20, 1]);
+        // All 20 blocks are recorded: (120 - 2 * 47 - 2 * 19) is not positive.
+        assert_eq!(rig.share(2, 48), 1);
+    }
+
+    #[test]
+    fn kernel_that_is_not_flexible_is_recorded_and_not_limited() {
+        let rig = Rig::new();
+        let dims = Dims::linear(60, 1);
+        let (given, _held) = rig
+            .waiting
+            .share(&rig.streams[0], LAUNCH, dims, true)
+            .unwrap();
+        assert_eq!(given, dims);
         assert_eq!(rig.share(1, 48), 1);
+    }
+
+    #[test]
+    fn stream_that_does_not_wait_gets_all_blocks() {
+        let rig = Rig::new();
+        rig.share(0, 48);
+        let wanted = Dims::linear(500, 1).flexible();
+        let (given, held) = rig
+            .waiting
+            .share(&rig.streams[1], LAUNCH, wanted, false)
+            .unwrap();
+        assert!(given == wanted && held.is_none());
+    }
+
+    #[test]
+    fn graph_gets_the_blocks_of_a_stream_that_waits_alone() {
+        let rig = Rig::new();
+        rig.share(0, 48);
+        let blocks = |dims: Dims| rig.waiting.share_of_graph(dims).grid;
+        assert_eq!(blocks(Dims::linear(500, 1).flexible()), [48, 1, 1]);
+        assert_eq!(blocks(Dims::linear(5, 1).flexible()), [5, 1, 1]);
+        assert_eq!(blocks(Dims::linear(500, 1)), [500, 1, 1]);
+    }
+
+    /// Streams launch kernels of any size and pass their waits in any order.
+    #[test]
+    fn resident_blocks_are_fewer_than_multiprocessors_in_any_program() {
+        for seed in 0..20 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let rig = Rig::new();
+            let mut most = [0; 6];
+            for _ in 0..200 {
+                let stream = rng.usize(..6);
+                if rng.u8(..4) == 0 {
+                    rig.pass(stream);
+                    most[stream] = 0;
+                    continue;
+                }
+                let wanted = 1 << rng.u32(..8);
+                let given = rig.share(stream, wanted);
+                assert!((1..=wanted).contains(&given));
+                most[stream] = most[stream].max(given);
+                let resident = 2 * most.iter().sum::<u32>();
+                assert!(resident < 132, "seed {seed}: {most:?}");
+            }
+        }
     }
 
     #[test]
     fn gpu_without_multiprocessors_gives_all_blocks() {
         let gpu = Gpu::soft().unwrap();
-        assert_eq!(
-            gpu.stream().unwrap().share_blocks(1000, true).unwrap(),
-            1000
-        );
+        let (stream, wanted) = (gpu.stream().unwrap(), Dims::linear(1000, 1).flexible());
+        let (given, held) = gpu.waiting().share(&stream, LAUNCH, wanted, true).unwrap();
+        assert!(given == wanted && held.is_none());
     }
 }

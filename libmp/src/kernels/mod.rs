@@ -99,7 +99,7 @@ impl Kernels {
             // One thread of the soft GPU copies as fast as many threads.
             Dims::linear(1, if gpu.is_software() { 1 } else { threads })
         };
-        // All of them: a dependent launch waits for the work in front of it.
+        // All of them, so that they start beside blocks that wait, and other kernels beside theirs.
         let kernel = |name| module.waiting_kernel(name);
         Ok(Kernels {
             unpack_1: kernel("mp_unpack_1")?,
@@ -179,8 +179,7 @@ impl Kernels {
             true => self.taking(params),
             false => self.copying,
         };
-        let blocks = stream.share_blocks(params.shares, passed.is_some())?;
-        let dims = block.grid([blocks, 1, 1]).dependent();
+        let dims = block.grid([params.shares, 1, 1]).dependent().flexible();
         // SAFETY: the kernel accesses what `Unpack` names, which the caller guarantees to be valid.
         unsafe {
             match passed {

@@ -53,8 +53,8 @@ impl Kernels {
     /// # Errors
     /// Those of [`Stream::launch_waiting`].
     pub unsafe fn replay_copy(&self, stream: &Stream, params: &ReplayCopy) -> Result<()> {
-        let blocks = stream.share_blocks(params.end.shares as u32, true)?;
-        let dims = self.wide.grid([blocks, 1, 1]).dependent();
+        let shares = params.end.shares as u32;
+        let dims = self.wide.grid([shares, 1, 1]).dependent().flexible();
         // SAFETY: as above.
         Ok(unsafe { stream.launch_waiting(&self.replay_copy, dims, params, None) }?)
     }

@@ -203,8 +203,9 @@ impl Kernels {
     pub unsafe fn name_all(&self, stream: &Stream, tasks: &[Name]) -> Result<()> {
         let kernels = [&self.name, &self.name_all_8, &self.name_all_73];
         let tasks = tasks.iter().map(Name::as_bytes);
-        let most = stream.share_blocks(tasks.len().min(NAMES) as u32, false)?;
-        let blocks = |tasks: u32| [tasks.min(most), 1, 1];
+        /// More blocks would be resident while the kernel in front of them waits.
+        const MOST: u32 = 4;
+        let blocks = |tasks: u32| [tasks.min(MOST), 1, 1];
         let block = self.patching.dependent();
         // SAFETY: the kernels access what `Name` names, which the caller guarantees to be valid.
         unsafe { self.launch_all(stream, kernels, (block, blocks), tasks, Polls::None) }
@@ -223,15 +224,12 @@ impl Kernels {
         shares: impl Iterator<Item = u32>,
         polls: Polls<'_>,
     ) -> Result<()> {
-        let (count, most) = shares.fold((0, 1), |(count, most), n| (count + 1, n.max(most)));
-        let tasks_at_once = count.clamp(1, FLAGS as u32);
-        let waits = !matches!(polls, Polls::None);
-        let given = stream.share_blocks(most.saturating_mul(tasks_at_once), waits)?;
-        // Each task has a block at least: no task waits for the end of one that waits for a peer.
-        let most = (given / tasks_at_once).max(1);
+        // Each task has a block: no task waits for the end of one that waits for a peer.
+        let most = shares.max().unwrap_or(1);
         let blocks = |tasks| [most, tasks, 1];
+        let block = block.dependent().flexible();
         // SAFETY: the caller's promise.
-        unsafe { self.launch_all(stream, kernels, (block.dependent(), blocks), tasks, polls) }
+        unsafe { self.launch_all(stream, kernels, (block, blocks), tasks, polls) }
     }
 
     /// Enqueues tasks of equal length. `kernels`: for one task, for few, and for most; `block`: the

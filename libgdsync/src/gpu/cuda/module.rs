@@ -116,7 +116,11 @@ impl ModuleHandle for Module {
             let division = consts::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
             // SAFETY: a live function.
             let preferred = unsafe { set(raw, division, ALL_SHARED) };
-            context.check(preferred, OPERATION, "cuFuncSetAttribute")?;
+            let preferred = context.check(preferred, OPERATION, "cuFuncSetAttribute");
+            // A preference. Without it the kernel works, too.
+            if let Err(e) = preferred {
+                tracing::debug!(target: "gdsync", "kernel {name}: {e}");
+            }
         }
         let function = Function {
             context: Arc::clone(context),
