@@ -90,7 +90,7 @@ struct Packing(AtomicUsize);
 
 impl Observer for Packing {
     fn enqueued(&self, _: u64, work: Work<'_>, _: gds_step::Time, _: Option<Passed>) {
-        // A count alone.
+        // Relaxed: it orders nothing else.
         let packs = format!("{work:?}").contains("mp_strided");
         self.0.fetch_add(packs.into(), Ordering::Relaxed);
     }
@@ -131,6 +131,17 @@ fn streams_exchange(ctx: &Context) -> usize {
             }
         }
     }
+    // The CPU takes in what a stream has posted.
+    let (len, [out, into]) = (
+        70_001,
+        [0, ROOM].map(|at| memory.slice(at, 70_001).unwrap()),
+    );
+    memory.write(0, &pattern(me, 9, len)).unwrap();
+    let received = ctx.irecv_on(&streams[0], peer, 1, &into).unwrap();
+    let sent = ctx.isend_on(&streams[1], peer, 1, &out).unwrap();
+    received.wait(LIMIT).unwrap();
+    assert!(read(&memory, ROOM, len) == pattern(peer, 9, len));
+    sent.wait(LIMIT).unwrap();
     packing.0.load(Ordering::Relaxed)
 }
 

@@ -170,7 +170,7 @@ impl Strided {
         Ok(strided)
     }
 
-    /// All bytes of a slice, as pieces that are packed.
+    /// All bytes of a slice as one piece, without the list.
     pub(crate) fn whole(slice: &Slice) -> Strided {
         Strided {
             memory: slice.memory().clone(),
@@ -253,7 +253,11 @@ impl Strided {
 
     /// The parameters of a kernel that gathers the pieces to the bytes at `packed`.
     pub(crate) fn gathering(&self, packed: u64) -> Pieces {
-        let ((first, block), (row, rows, plane)) = (self.first(), self.strides());
+        let ((first, mut block), (row, rows, plane)) = (self.first(), self.strides());
+        if self.count() == 1 {
+            // No piece follows, so only the addresses limit the width of the words that are moved.
+            block = block.next_multiple_of(16);
+        }
         Pieces {
             first,
             packed,
@@ -275,13 +279,22 @@ impl Strided {
         len: usize,
         mut copy: impl FnMut(usize, usize, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        const MOST: usize = 4096;
-        let mut buffer = [0; MOST];
+        /// Bytes of the buffer, and of that for longer pieces: a copy engine takes microseconds for each copy.
+        const SHORT: usize = 4096;
+        const MOST: usize = 1 << 20;
+        let (mut short, mut long) = ([0; SHORT], Vec::new());
+        let buffer = match self.block.min(len) {
+            ..=SHORT => &mut short[..],
+            most => {
+                long.resize(most.min(MOST), 0);
+                &mut long
+            }
+        };
         let mut at = 0;
         for piece in self.offsets() {
             let mut from = 0;
             while from < self.block {
-                let n = MOST.min(self.block - from).min(len - at);
+                let n = buffer.len().min(self.block - from).min(len - at);
                 if n == 0 {
                     return Ok(());
                 }

@@ -100,9 +100,9 @@ impl Config {
         }
         if self.zero_sm.is_none() {
             let value = std::env::var("MP_ZERO_SM").unwrap_or_default();
-            self.zero_sm = Some(flag("MP_ZERO_SM", &value)?.unwrap_or_default());
+            self.zero_sm = Some(switch("MP_ZERO_SM", &value)?.unwrap_or_default());
         }
-        self.packs = flag(
+        self.packs = switch(
             "MP_TCP_PACK",
             &std::env::var("MP_TCP_PACK").unwrap_or_default(),
         )?;
@@ -159,7 +159,7 @@ impl Default for Config {
 }
 
 /// What `value` of the variable `name` sets; `None`: nothing.
-fn flag(name: &str, value: &str) -> Result<Option<bool>> {
+fn switch(name: &str, value: &str) -> Result<Option<bool>> {
     match value {
         "" => Ok(None),
         "0" => Ok(Some(false)),
@@ -176,8 +176,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flag_is_0_or_1() {
-        let read = |value| flag("MP_ZERO_SM", value).map_err(|e| e.kind());
+    fn variable_other_than_0_or_1_is_refused() {
+        let read = |value| switch("MP_ZERO_SM", value).map_err(|e| e.kind());
         let set = [Ok(None), Ok(Some(false)), Ok(Some(true))];
         assert_eq!(["", "0", "1"].map(read), set);
         assert_eq!(["yes", "2", " 1"].map(read), [Err(Kind::Invalid); 3]);

@@ -2,9 +2,8 @@
 //! staging memory: a send is gathered into it when it is posted, by the CPU or by a kernel of its
 //! stream, and a receive is scattered from it when its message is taken in.
 //!
-//! Messages of streams from and to device memory are packed too, as one piece, if TCP carries them and the CPU
-//! cannot load the memory: a kernel of the stream copies faster than the thread of the TCP device does by a copy
-//! engine, for which it would wait.
+//! Streams also pack single pieces of device memory that go by TCP if the CPU cannot load it: the thread of the TCP
+//! device would copy them by a copy engine and wait for it.
 
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
@@ -53,7 +52,7 @@ impl Engine {
         Ok(len)
     }
 
-    /// The piece of a message that is packed although it is one: see the module's text.
+    /// The message as one piece to pack, if a kernel should pack it.
     pub(super) fn packs(
         &self,
         peer: Source,

@@ -173,17 +173,34 @@ impl Engine {
             }
             _ => None,
         };
-        if let Some(pieces) = spec.packed.or(whole.as_ref()) {
-            let staging = self.stage_pieces(pieces)?;
-            let (segments, packed) = (&[staging.slice(0, len as usize)?], Some(pieces));
-            let spec = SendOp {
-                segments,
-                packed,
-                ..*spec
-            };
-            return self.number_and_post(&spec, len, post);
+        match spec.packed.or(whole.as_ref()) {
+            Some(pieces) => self.pack(spec, pieces, len, post),
+            None => self.number_and_post(spec, len, post),
         }
-        self.number_and_post(spec, len, post)
+    }
+
+    /// As [`Engine::number_and_post`], of a message that is packed.
+    fn pack(
+        &self,
+        spec: &SendOp<'_>,
+        pieces: &Strided,
+        len: u64,
+        post: bool,
+    ) -> Result<RequestKey> {
+        let staging = self.stage_pieces(pieces)?;
+        let one = [staging.slice(0, len as usize)?];
+        let packed = SendOp {
+            segments: &one,
+            packed: Some(pieces),
+            ..*spec
+        };
+        let started = self.number_and_post(&packed, len, post);
+        drop(one);
+        // The room is checked before the message is gathered.
+        if matches!(&started, Err(e) if e.kind() == Kind::QueueFull) {
+            self.unstage(staging);
+        }
+        started
     }
 
     #[inline]
