@@ -2,26 +2,13 @@
 //! greeting, and encrypted records.
 
 use gdsync::internals::tcp::{
-    CLAIM, Claim, End, HEAD, Head, Kind, MOST, OPENING, PLAIN, Seal, Session, VERDICT, Verdict,
-    opening, read_opening,
+    CLAIM, Claim, End, HEAD, Head, KINDS, Kind, MOST, OPENING, PLAIN, Seal, Session, VERDICT,
+    Verdict, opening, read_opening,
 };
 
 use crate::heap::bounded;
 use crate::input::Input;
 
-const KINDS: [Kind; 11] = [
-    Kind::Write,
-    Kind::WriteImm,
-    Kind::Send,
-    Kind::SendImm,
-    Kind::SendInvalidate,
-    Kind::Read,
-    Kind::CompareSwap,
-    Kind::FetchAdd,
-    Kind::Response,
-    Kind::Ack,
-    Kind::Refuse,
-];
 const VERDICTS: [Verdict; 3] = [Verdict::Welcome, Verdict::NotNow, Verdict::Encryption];
 
 /// The first byte selects what the others are.

@@ -57,7 +57,7 @@ pub use nic::NicOptions;
 pub(crate) use nic::{Rights, sort_of};
 pub use order::WordOrder;
 use tcp::Second;
-pub(crate) use tcp::TcpSetup;
+pub(crate) use tcp::{TcpSetup, switch};
 pub(crate) use word::Word;
 
 /// Maximum number of pieces of one put.

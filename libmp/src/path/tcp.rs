@@ -43,7 +43,7 @@ impl TcpSetup {
         options.key = self.key;
         options.encrypted = match self.given {
             Some(given) => given.encrypted,
-            None => encrypts(&variable("MP_TCP_ENCRYPT"))?,
+            None => switch("MP_TCP_ENCRYPT", &variable("MP_TCP_ENCRYPT"))?.unwrap_or_default(),
         };
         options.address = match (options.address, &*variable("MP_IFNAME")) {
             (Some(address), _) => Some(address),
@@ -118,13 +118,14 @@ impl Second {
     }
 }
 
-/// Whether `value` of `MP_TCP_ENCRYPT` encrypts.
-fn encrypts(value: &str) -> Result<bool> {
+/// What `value` of the variable `name` sets; `None`: nothing.
+pub(crate) fn switch(name: &str, value: &str) -> Result<Option<bool>> {
     match value {
-        "" | "0" => Ok(false),
-        "1" => Ok(true),
+        "" => Ok(None),
+        "0" => Ok(Some(false)),
+        "1" => Ok(Some(true)),
         _ => {
-            let what = format!("MP_TCP_ENCRYPT={value} is not valid; set it to 0 or 1");
+            let what = format!("{name}={value} is not valid; set it to 0 or 1");
             Err(Error::new("read environment", Kind::Invalid, what))
         }
     }
@@ -288,8 +289,26 @@ mod tests {
 
     #[test]
     fn mp_tcp_encrypt_is_0_or_1() {
-        let read = |value| encrypts(value).map_err(|e| e.kind());
+        let setup = TcpSetup::default();
+        let read = |value: &str| {
+            let variable = |name: &str| match name {
+                "MP_TCP_ENCRYPT" => value.to_owned(),
+                _ => String::new(),
+            };
+            setup
+                .options(&variable)
+                .map(|options| options.encrypted)
+                .map_err(|e| e.kind())
+        };
         assert_eq!(["", "0", "1"].map(read), [Ok(false), Ok(false), Ok(true)]);
         assert_eq!(["yes", "2"].map(read), [Err(Kind::Invalid); 2]);
+    }
+
+    #[test]
+    fn variable_other_than_0_or_1_is_refused() {
+        let read = |value| switch("MP_ZERO_SM", value).map_err(|e| e.kind());
+        let set = [Ok(None), Ok(Some(false)), Ok(Some(true))];
+        assert_eq!(["", "0", "1"].map(read), set);
+        assert_eq!(["yes", "2", " 1"].map(read), [Err(Kind::Invalid); 3]);
     }
 }

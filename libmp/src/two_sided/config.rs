@@ -7,7 +7,7 @@ use gdsync::rdma::Doorbell;
 
 use super::channels::MOST_CHANNELS;
 use crate::error::{Error, Kind, Result};
-use crate::path::PathChoice;
+use crate::path::{PathChoice, switch};
 use crate::trace::MOST_EVENTS;
 use crate::wire::control::Shape;
 
@@ -95,17 +95,14 @@ impl Config {
     /// # Errors
     /// `Invalid` for an unknown value.
     pub fn read_env(&mut self) -> Result<()> {
+        let variable = |name: &str| std::env::var(name).unwrap_or_default();
         if self.path.is_none() {
             self.path = Some(PathChoice::from_env()?);
         }
         if self.zero_sm.is_none() {
-            let value = std::env::var("MP_ZERO_SM").unwrap_or_default();
-            self.zero_sm = Some(switch("MP_ZERO_SM", &value)?.unwrap_or_default());
+            self.zero_sm = Some(switch("MP_ZERO_SM", &variable("MP_ZERO_SM"))?.unwrap_or_default());
         }
-        self.packs = switch(
-            "MP_TCP_PACK",
-            &std::env::var("MP_TCP_PACK").unwrap_or_default(),
-        )?;
+        self.packs = switch("MP_TCP_PACK", &variable("MP_TCP_PACK"))?;
         Ok(())
     }
 
@@ -155,31 +152,5 @@ impl Default for Config {
             trace: None,
             trace_events: MOST_EVENTS,
         }
-    }
-}
-
-/// What `value` of the variable `name` sets; `None`: nothing.
-fn switch(name: &str, value: &str) -> Result<Option<bool>> {
-    match value {
-        "" => Ok(None),
-        "0" => Ok(Some(false)),
-        "1" => Ok(Some(true)),
-        _ => {
-            let what = format!("{name}={value} is not valid; set it to 0 or 1");
-            Err(Error::new("read environment", Kind::Invalid, what))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn variable_other_than_0_or_1_is_refused() {
-        let read = |value| switch("MP_ZERO_SM", value).map_err(|e| e.kind());
-        let set = [Ok(None), Ok(Some(false)), Ok(Some(true))];
-        assert_eq!(["", "0", "1"].map(read), set);
-        assert_eq!(["yes", "2", " 1"].map(read), [Err(Kind::Invalid); 3]);
     }
 }

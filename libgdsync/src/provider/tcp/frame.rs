@@ -47,7 +47,8 @@ pub enum Kind {
     Refuse,
 }
 
-const KINDS: [Kind; 11] = [
+/// All kinds, in the order of their numbers.
+pub const KINDS: [Kind; 11] = [
     Kind::Write,
     Kind::WriteImm,
     Kind::Send,

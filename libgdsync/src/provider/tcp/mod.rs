@@ -30,7 +30,7 @@ mod wire;
 #[cfg(feature = "internals")]
 pub mod protocol {
     pub use super::Broken;
-    pub use super::frame::{HEAD, Head, Kind, MOST, OPERANDS};
+    pub use super::frame::{HEAD, Head, KINDS, Kind, MOST, OPERANDS};
     pub use super::greeting::{
         CLAIM, Claim, End, OPENING, Session, VERDICT, Verdict, opening, read_opening,
     };
