@@ -20,7 +20,7 @@ pub(crate) struct Run {
 }
 
 /// The pending runs of one channel.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Credits {
     /// The run that grows.
     run: Option<Run>,
@@ -29,6 +29,15 @@ pub(crate) struct Credits {
 }
 
 impl Credits {
+    /// For a channel of `slots`. The list has room for a run of each slot, so that it does not grow
+    /// while the library is late.
+    pub fn new(slots: usize) -> Credits {
+        Credits {
+            run: None,
+            stale: Vec::with_capacity(slots),
+        }
+    }
+
     /// Counts a message as taken by a poster. Returns a run of `most` messages if its credits are
     /// due now.
     pub fn count(&mut self, number: u64, lane: u8, stream: Option<u64>, most: u32) -> Option<Run> {
@@ -212,7 +221,7 @@ mod tests {
 
     #[test]
     fn run_grows_while_its_poster_stays_and_is_returned_when_full() {
-        let mut credits = Credits::default();
+        let mut credits = Credits::new(4);
         let (a, b) = ((1, Some(7)), (2, None));
         let mut count = |number, (lane, stream)| credits.count(number, lane, stream, 2);
         assert_eq!(count(0, a), None);

@@ -74,7 +74,7 @@ impl RecvChannel {
             taken_by_poster: false,
             receives: vec![None; shape.slots()],
             ready_puts: vec![None; shape.slots()],
-            credits: Credits::default(),
+            credits: Credits::new(shape.slots()),
         };
         Ok(Channel::of(paths.to(peer), shape, mailbox, taken, side))
     }
