@@ -14,6 +14,7 @@
 mod alloc;
 mod consistency;
 mod cuda;
+mod driver;
 mod event;
 mod graph;
 mod host;

@@ -1,23 +1,16 @@
 //! Opening of CUDA GPUs, and adoption of the application's contexts and streams.
 
-use std::any::Any;
 use std::ffi::c_void;
-use std::sync::{Arc, Once};
 
-use gds_step::Mutex;
 use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
-use gdsync_sys::gpu_choice::LocalRank;
 
-use super::context::{Context, attribute, check};
-use super::deferred::Poller;
+use super::calls::attribute;
 use super::probe::{OLDEST, cuda_caps, cuda_refusal, driver_too_old, is_exclusive, wait_limits};
-use super::{CudaRuntime, CudaStream, peers};
+use super::{OPENER, peers};
 use crate::error::{Error, Kind, Result};
+use crate::gpu::driver::{self, Called, Opened};
 use crate::gpu::{Gpu, Stream, WaitLimits};
-
-/// The open GPUs, by context: a context has one [`Gpu`], which stays open.
-static OPEN: Mutex<Vec<(usize, u64, Gpu)>> = Mutex::new(Vec::new());
 
 /// The initialised driver, or the reason why it cannot be used.
 fn driver() -> Result<&'static Cuda> {
@@ -91,51 +84,53 @@ fn context_id(cuda: &Cuda, context: CUcontext) -> u64 {
     id
 }
 
+/// As [`driver::check`].
+fn check(
+    cuda: &Cuda,
+    result: CudaResult,
+    operation: &'static str,
+    call: &'static str,
+    gpu: &str,
+) -> Result<()> {
+    let code = result.0;
+    driver::check(cuda, Called { code, call }, operation, gpu)
+}
+
 /// Returns the GPU of a context, and opens it if it is not open.
 ///
 /// # Safety
 /// `context` is a live context of `device`, and outlives the GPU and everything made from it.
 unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<Gpu> {
-    const OPERATION: &str = "open CUDA GPU";
-    let key = (app as usize, context_id(cuda, app));
-    let mut open = OPEN.lock();
-    if let Some((_, _, gpu)) = open.iter().find(|(at, id, _)| (*at, *id) == key) {
-        return Ok(gpu.clone());
-    }
-    let name = name_of(cuda, device);
-    let same = consts::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
-    let same_address = attribute(cuda, device, same) != 0;
-    let alone = is_exclusive(cuda, device);
-    let context = Arc::new(Context::new(cuda, device, app, name, alone)?);
-    let live = gds_step::Live::global().map_err(|e| {
-        let what = format!("start of the library's threads failed: {e}");
-        Error::new(OPERATION, Kind::System, what).with_source(e)
-    })?;
-    let host: Arc<dyn gds_step::Host> = live;
-    let poller = Box::new(Poller(Arc::clone(&context)));
-    let poller = host.attach(gds_step::Thread::Watch, poller);
-    let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS");
-    let all = attribute(
-        cuda,
-        device,
-        consts::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-    );
-    let limits = WaitLimits {
-        multiprocessors: u32::try_from(all).ok().filter(|all| *all > 0),
-        ..wait_limits(connections.ok().as_deref())
+    let has = |which| attribute(cuda, device, which);
+    let gpu = || {
+        let (name, alone) = (name_of(cuda, device), is_exclusive(cuda, device));
+        if alone {
+            tracing::warn!(
+                target: "gdsync",
+                "{name}: its compute mode EXCLUSIVE_PROCESS allows one context, so the library \
+                 uses the application's: allocating and registering memory blocks behind every \
+                 wait of a stream, and memory is freed only while all streams are idle. Allocate \
+                 before streams wait, or allow more contexts by `nvidia-smi -i {device} -c DEFAULT`"
+            );
+        }
+        let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+        let all = has(consts::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let same = consts::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+        Opened {
+            device,
+            name,
+            alone,
+            caps: cuda_caps(cuda, device),
+            number: number(cuda, device),
+            limits: WaitLimits {
+                multiprocessors: u32::try_from(all).ok().filter(|all| *all > 0),
+                ..wait_limits(connections.as_deref())
+            },
+            same_address: has(same) != 0,
+        }
     };
-    let gpu = Gpu::from_runtime(Box::new(CudaRuntime {
-        context,
-        host,
-        poller,
-        caps: cuda_caps(cuda, device),
-        number: number(cuda, device),
-        limits,
-        clock: Mutex::default(),
-        same_address,
-    }))?;
-    open.push((key.0, key.1, gpu.clone()));
-    Ok(gpu)
+    // SAFETY: the caller's promise.
+    unsafe { driver::open(cuda, (app.cast(), context_id(cuda, app)), gpu) }
 }
 
 /// The number of GPUs that the driver shows.
@@ -155,33 +150,9 @@ fn count(cuda: &Cuda) -> Result<u32> {
     }
 }
 
-/// The GPU for the local rank of this process; the first GPU if the process is not a rank.
+/// See [`driver::by_local_rank`].
 pub(crate) fn by_local_rank() -> Result<Gpu> {
-    static LOGGED: Once = Once::new();
-    let local = LocalRank::find(&|name| std::env::var(name).ok())
-        .map_err(|e| Error::new("choose GPU", Kind::Invalid, e))?;
-    let Some(local) = local else {
-        return Gpu::cuda(0);
-    };
-    let gpus = count(driver()?)?;
-    let gpu = Gpu::cuda(local.gpu(gpus))?;
-    LOGGED.call_once(|| {
-        let why = local.reason(gpus);
-        tracing::info!(target: "gdsync", "{}: {why}", gpu.name());
-        if let Some(cost) = local.crowding(gpus) {
-            // A launcher may show each rank a different GPU.
-            let given = gpus == 1 && std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
-            match (local.rank, given) {
-                (0, false) => tracing::warn!(target: "gdsync", "{cost}"),
-                (_, false) => tracing::info!(target: "gdsync", "{cost}"),
-                (_, true) => tracing::info!(
-                    target: "gdsync",
-                    "{cost}, unless CUDA_VISIBLE_DEVICES names another GPU for each rank"
-                ),
-            }
-        }
-    });
-    Ok(gpu)
+    driver::by_local_rank(|| count(driver()?), Gpu::cuda, "CUDA_VISIBLE_DEVICES")
 }
 
 /// Refuses a device that this library does not support.
@@ -300,13 +271,6 @@ impl Gpu {
         }
     }
 
-    fn cuda_runtime(&self, operation: &'static str) -> Result<&CudaRuntime> {
-        (self.runtime() as &dyn Any).downcast_ref().ok_or_else(|| {
-            let what = format!("{self:?} is not a CUDA GPU");
-            Error::new(operation, Kind::Foreign, what)
-        })
-    }
-
     /// Adopts a stream of the application, a `CUstream`. As long as a handle on it is held, every
     /// call returns the same [`Stream`]. The application may enqueue work by its own calls too; the
     /// library cannot see the waits among it.
@@ -354,9 +318,7 @@ impl Gpu {
     ) -> Result<Stream> {
         // SAFETY: the owner keeps the stream, and the handle keeps the owner.
         let stream = unsafe { self.cuda_stream(raw)? };
-        if let Some(stream) = of_cuda(&stream) {
-            stream.keep(owner);
-        }
+        driver::keep_owner(&stream, owner);
         Ok(stream)
     }
 
@@ -371,34 +333,15 @@ impl Gpu {
     }
 
     unsafe fn adopt_stream(&self, operation: &'static str, stream: CUstream) -> Result<Stream> {
-        let runtime = self.cuda_runtime(operation)?;
-        let context = &runtime.context;
-        self.adopted().get(stream.cast(), || {
-            let mut owner = std::ptr::null_mut();
-            {
-                let _app = context.enter_app()?;
-                // SAFETY: a live stream, as the caller promises.
-                let asked = unsafe { (context.cuda.cuStreamGetCtx)(stream, &mut owner) };
-                context.check(asked, operation, "cuStreamGetCtx")?;
-            }
-            if owner != context.app {
-                let what = format!("the stream belongs to another context than that of {self:?}");
-                return Err(Error::new(operation, Kind::Foreign, what));
-            }
-            let handle = runtime.known(CudaStream::adopted(context, stream));
-            Ok(Stream::new(self.clone(), handle))
-        })
+        // SAFETY: the caller's promise.
+        unsafe { driver::adopt_stream(self, "CUDA", operation, stream.cast()) }
     }
-}
-
-fn of_cuda(stream: &Stream) -> Option<&CudaStream> {
-    (&**stream.handle() as &dyn Any).downcast_ref()
 }
 
 impl Stream {
     /// The native `CUstream`, for the application's own calls; `None` if the stream is not a CUDA
     /// stream.
     pub fn as_cuda(&self) -> Option<*mut c_void> {
-        of_cuda(self).map(|stream| stream.handle().cast())
+        driver::raw_stream(self, OPENER.name)
     }
 }

@@ -5,7 +5,8 @@ use std::ffi::CStr;
 use gdsync_sys::cuda::types::{CUdevice, CUuuid};
 use gdsync_sys::cuda::{Cuda, consts};
 
-use super::context::{Context, attribute};
+use super::calls::attribute;
+use crate::gpu::driver::Context;
 use crate::gpu::identity::Device;
 use crate::gpu::{GpuIdentity, Unreachable};
 
@@ -56,8 +57,12 @@ fn visible(cuda: &Cuda, wanted: &GpuIdentity) -> Option<CUdevice> {
 }
 
 /// See [`Gpu::reaches`](crate::Gpu::reaches).
-pub(super) fn reaches(context: &Context, other: &GpuIdentity) -> Result<(), Unreachable> {
-    let (cuda, device) = (context.cuda, context.device);
+pub(super) fn reaches(
+    cuda: &Cuda,
+    context: &Context,
+    other: &GpuIdentity,
+) -> Result<(), Unreachable> {
+    let device = context.device;
     let here = || context.name().to_owned();
     let descriptors = consts::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
     let imports = cuda.cuMemImportFromShareableHandle.is_some();

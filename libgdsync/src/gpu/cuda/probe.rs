@@ -4,7 +4,7 @@
 use gdsync_sys::cuda::types::CUdevice;
 use gdsync_sys::cuda::{Cuda, consts};
 
-use super::context::attribute;
+use super::calls::attribute;
 use super::{SUBMISSIONS, submit};
 use crate::error::Kind;
 use crate::gpu::WaitLimits;

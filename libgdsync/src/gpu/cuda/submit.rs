@@ -2,12 +2,11 @@
 
 use std::mem::MaybeUninit;
 
-use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::CUstreamBatchMemOpParams as Params;
+use gdsync_sys::cuda::{Cuda, consts};
 
-use super::context::Context;
-use super::stream::CudaStream;
 use crate::error::{Error, Kind, Result};
+use crate::gpu::driver::{Called, Context, Handle};
 use crate::memop::{Condition, Op, Width};
 
 /// The maximum number of operations of one call: the driver's documentation says fewer than 256.
@@ -60,14 +59,30 @@ fn translate(op: &Op) -> Option<Params> {
 const FEW: usize = 16;
 
 /// Enqueues at most [`BATCH`] operations.
-pub(super) fn submit(context: &Context, stream: &CudaStream, ops: &[Op]) -> Result<()> {
-    match ops.len() {
-        0..=FEW => submit_up_to::<FEW>(context, stream, ops),
-        _ => submit_up_to::<BATCH>(context, stream, ops),
+///
+/// # Safety
+/// The stream is a live one of the application's context.
+pub(super) unsafe fn submit(
+    cuda: &Cuda,
+    context: &Context,
+    stream: Handle,
+    ops: &[Op],
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match ops.len() {
+            0..=FEW => submit_up_to::<FEW>(cuda, context, stream, ops),
+            _ => submit_up_to::<BATCH>(cuda, context, stream, ops),
+        }
     }
 }
 
-fn submit_up_to<const N: usize>(context: &Context, stream: &CudaStream, ops: &[Op]) -> Result<()> {
+unsafe fn submit_up_to<const N: usize>(
+    cuda: &Cuda,
+    context: &Context,
+    stream: Handle,
+    ops: &[Op],
+) -> Result<()> {
     const OPERATION: &str = "submit batch";
     let mut params = [const { MaybeUninit::<Params>::uninit() }; N];
     if ops.len() > N {
@@ -85,15 +100,17 @@ fn submit_up_to<const N: usize>(context: &Context, stream: &CudaStream, ops: &[O
     }
     let _app = context.enter_to_enqueue()?;
     // SAFETY: the first `ops.len()` parameters are initialised; the driver copies them before it
-    // returns. The stream lives as long as its handle.
+    // returns. The caller promises a live stream.
     let enqueued = unsafe {
-        (context.cuda.cuStreamBatchMemOp_v2)(
-            stream.handle(),
-            ops.len() as u32,
-            params.as_mut_ptr().cast(),
-            0,
-        )
+        let params = params.as_mut_ptr().cast();
+        (cuda.cuStreamBatchMemOp_v2)(stream.cast(), ops.len() as u32, params, 0)
     };
-    stream.count();
-    context.check(enqueued, OPERATION, "cuStreamBatchMemOp")
+    let call = "cuStreamBatchMemOp";
+    context.check(
+        Called {
+            code: enqueued.0,
+            call,
+        },
+        OPERATION,
+    )
 }

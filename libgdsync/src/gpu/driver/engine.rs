@@ -8,14 +8,10 @@
 
 use std::time::{Duration, Instant};
 
-use gds_step::Mutex;
-use gdsync_sys::cuda::types::{
-    CUDA_MEMCPY2D, CUdeviceptr, CUstream, CUstreamBatchMemOpParams as Params,
-};
-use gdsync_sys::cuda::{CudaResult, consts};
-
+use super::calls::{Called, Handle, INVALID_VALUE, MISSING, NOT_READY, OK};
 use super::context::Context;
 use crate::error::{Error, Kind, Result};
+use gds_step::Mutex;
 
 /// Bytes of the staging buffer, and the maximum of one copy.
 const STAGE: usize = 1 << 20;
@@ -32,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct Engine(Mutex<Option<Stage>>);
 
 struct Stage {
-    stream: CUstream,
+    stream: Handle,
     memory: *mut u8,
 }
 
@@ -50,15 +46,13 @@ impl Engine {
     pub fn new(context: &Context) -> Result<Engine> {
         const OPERATION: &str = "create copy engine";
         let _own = context.enter_own()?;
-        let cuda = context.cuda;
         let (mut stream, mut memory) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: creates objects of the current context, the library's.
         unsafe {
-            let made = (cuda.cuStreamCreate)(&mut stream, consts::CU_STREAM_NON_BLOCKING);
-            context.check(made, OPERATION, "cuStreamCreate")?;
-            let flags = consts::CU_MEMHOSTALLOC_PORTABLE;
-            let made = (cuda.cuMemHostAlloc)(&mut memory, STAGE, flags);
-            context.check(made, OPERATION, "cuMemHostAlloc")?;
+            let made = context.driver.stream_create(&mut stream);
+            context.check(made, OPERATION)?;
+            let made = context.driver.host_alloc(&mut memory, STAGE);
+            context.check(made, OPERATION)?;
         }
         let stage = Stage {
             stream,
@@ -71,7 +65,7 @@ impl Engine {
     ///
     /// # Safety
     /// The memory is valid on this device.
-    pub unsafe fn read(&self, context: &Context, at: CUdeviceptr, into: &mut [u8]) -> Result<()> {
+    pub unsafe fn read(&self, context: &Context, at: u64, into: &mut [u8]) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.copy(context, at, Direction::Out(into)) }
     }
@@ -80,17 +74,12 @@ impl Engine {
     ///
     /// # Safety
     /// As [`Engine::read`].
-    pub unsafe fn write(&self, context: &Context, at: CUdeviceptr, from: &[u8]) -> Result<()> {
+    pub unsafe fn write(&self, context: &Context, at: u64, from: &[u8]) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.copy(context, at, Direction::In(from)) }
     }
 
-    unsafe fn copy(
-        &self,
-        context: &Context,
-        at: CUdeviceptr,
-        mut direction: Direction<'_>,
-    ) -> Result<()> {
+    unsafe fn copy(&self, context: &Context, at: u64, mut direction: Direction<'_>) -> Result<()> {
         const OPERATION: &str = "copy device memory";
         let _own = context.enter_own()?;
         let mut guard = self.0.lock();
@@ -101,21 +90,19 @@ impl Engine {
             );
             return Err(Error::new(OPERATION, Kind::System, what));
         };
-        let cuda = context.cuda;
+        let driver = context.driver;
         let len = match &direction {
             Direction::Out(into) => into.len(),
             Direction::In(from) => from.len(),
         };
         for done in (0..len).step_by(STAGE) {
             let part = (len - done).min(STAGE);
-            let here = at + done as CUdeviceptr;
+            let here = at + done as u64;
             // SAFETY: the staging buffer has room for `part`, and the lock reserves it for this
             // thread; the caller promises the device range.
             let copied = unsafe {
                 match &direction {
-                    Direction::Out(_) => {
-                        (cuda.cuMemcpyDtoHAsync_v2)(stage.memory.cast(), here, part, stage.stream)
-                    }
+                    Direction::Out(_) => driver.copy_out(stage.memory, here, part, stage.stream),
                     Direction::In(from) => {
                         stage.memory.copy_from(from[done..].as_ptr(), part);
                         stage.put(context, here, part)
@@ -125,7 +112,7 @@ impl Engine {
             // The buffer must be unused before the next part: if `finish` fails, it is not used
             // again.
             stage.finish(context, OPERATION)?;
-            if let Err(e) = context.check(copied, OPERATION, "a copy by cuMemcpy") {
+            if let Err(e) = context.check(copied, OPERATION) {
                 *guard = Some(stage);
                 return Err(e);
             }
@@ -143,7 +130,7 @@ impl Engine {
     ///
     /// # Safety
     /// The memory is valid on this device.
-    pub unsafe fn zero(&self, context: &Context, at: CUdeviceptr, len: usize) -> Result<()> {
+    pub unsafe fn zero(&self, context: &Context, at: u64, len: usize) -> Result<()> {
         const OPERATION: &str = "zero device memory";
         let _own = context.enter_own()?;
         let guard = self.0.lock();
@@ -155,8 +142,8 @@ impl Engine {
             return Err(Error::new(OPERATION, Kind::System, what));
         };
         // SAFETY: the caller's promise.
-        let set = unsafe { (context.cuda.cuMemsetD8Async)(at, 0, len, stage.stream) };
-        context.check(set, OPERATION, "cuMemsetD8Async")?;
+        let set = unsafe { context.driver.zero(at, len, stage.stream) };
+        context.check(set, OPERATION)?;
         stage.finish(context, OPERATION)
     }
 }
@@ -167,106 +154,89 @@ impl Stage {
     ///
     /// # Safety
     /// `len` bytes are staged and valid at `at`.
-    unsafe fn put(&self, context: &Context, at: CUdeviceptr, len: usize) -> CudaResult {
-        let cuda = context.cuda;
-        let Some(rows) = cuda.cuMemcpy2DAsync_v2.filter(|_| len < LARGE) else {
-            // SAFETY: the caller's promise.
-            return unsafe {
-                (cuda.cuMemcpyHtoDAsync_v2)(at, self.memory.cast(), len, self.stream)
-            };
+    unsafe fn put(&self, context: &Context, at: u64, len: usize) -> Called {
+        let driver = context.driver;
+        let plain = |to: u64, done: usize, len: usize| {
+            // SAFETY: the staged bytes from `done` on are copied to their part of the caller's range.
+            unsafe { driver.copy_in(to, self.memory.add(done), len, self.stream) }
         };
+        if len >= LARGE {
+            return plain(at, 0, len);
+        }
         let mut done = 0;
+        let mut last = Called { code: OK, call: "" };
         while done < len {
-            let here = at + done as CUdeviceptr;
+            let here = at + done as u64;
             let left = len - done;
-            // SAFETY: the staged bytes from `done` on are copied to their part of the caller's
-            // range.
+            // SAFETY: as above.
             let (enqueued, step) = unsafe {
                 let from = self.memory.add(done);
                 if here.is_multiple_of(8) && left >= 16 {
                     let step = left / 16 * 16;
-                    (rows(&self.two_rows(from, here, step), self.stream), step)
+                    let rows = self.two_rows(context, from, here, step);
+                    if rows.code == MISSING {
+                        return plain(here, done, left);
+                    }
+                    (rows, step)
                 } else if here.is_multiple_of(8) && left >= 8 {
                     let value = from.cast::<u64>().read_unaligned();
-                    (
-                        self.word(context, from, Params::write64(here, value, 0), 8),
-                        8,
-                    )
+                    (self.word(context, from, (here, value), 8), 8)
                 } else if here.is_multiple_of(4) && left >= 4 {
                     let value = from.cast::<u32>().read_unaligned();
-                    (
-                        self.word(context, from, Params::write32(here, value, 0), 4),
-                        4,
-                    )
+                    (self.word(context, from, (here, value.into()), 4), 4)
                 } else {
                     // At most three bytes are left, which need a plain copy.
                     let step = left.min(4 - (here % 4) as usize);
-                    let copy = cuda.cuMemcpyHtoDAsync_v2;
-                    (copy(here, from.cast(), step, self.stream), step)
+                    (plain(here, done, step), step)
                 }
             };
-            if !enqueued.is_success() {
+            if !enqueued.is_ok() {
                 return enqueued;
             }
+            last = enqueued;
             done += step;
         }
-        CudaResult::SUCCESS
+        last
     }
 
-    /// Enqueues the write of one word, staged at `from`. Memory of an application's pool accepts no
-    /// memory operations from this context; it is written by a copy.
+    /// Enqueues the write of one word, staged at `from`: its address and value. Memory of an
+    /// application's pool accepts no memory operations from this context; it is written by a copy.
     ///
     /// # Safety
-    /// `param` names valid device memory, and the word is staged.
+    /// The address is in valid device memory, and the word is staged.
     unsafe fn word(
         &self,
         context: &Context,
         from: *const u8,
-        mut param: Params,
+        (to, value): (u64, u64),
         len: usize,
-    ) -> CudaResult {
-        let cuda = context.cuda;
-        // SAFETY: the driver copies the parameter before it returns; every member of the union has
-        // the address at this position.
+    ) -> Called {
+        let driver = context.driver;
+        // SAFETY: the caller's promise.
         unsafe {
-            match (cuda.cuStreamBatchMemOp_v2)(self.stream, 1, &mut param, 0) {
-                CudaResult::INVALID_VALUE => {
-                    let to = param.write_value.address;
-                    (cuda.cuMemcpyHtoDAsync_v2)(to, from.cast(), len, self.stream)
-                }
-                other => other,
+            let written = driver.write_word(self.stream, to, value, len);
+            match written.code {
+                INVALID_VALUE => driver.copy_in(to, from, len, self.stream),
+                _ => written,
             }
         }
     }
 
-    /// A copy of `len` bytes, a multiple of 16, as two rows that are adjacent at the destination
-    /// and separate at the source.
+    /// Enqueues a copy of `len` bytes, a multiple of 16, as two rows that are adjacent at the
+    /// destination and separate at the source.
     ///
     /// # Safety
     /// `len` bytes, fewer than [`LARGE`], are staged at `from`.
-    unsafe fn two_rows(&self, from: *mut u8, to: CUdeviceptr, len: usize) -> CUDA_MEMCPY2D {
+    unsafe fn two_rows(&self, context: &Context, from: *mut u8, to: u64, len: usize) -> Called {
         let half = len / 2;
         let pitch = STAGE / 2;
         // SAFETY: with so few staged bytes, the second half of the staging buffer is unused and has
         // room for them.
-        unsafe { from.add(pitch).copy_from(from.add(half), half) };
-        CUDA_MEMCPY2D {
-            src_x_in_bytes: 0,
-            src_y: 0,
-            src_memory_type: consts::CU_MEMORYTYPE_HOST,
-            src_host: from.cast(),
-            src_device: 0,
-            src_array: std::ptr::null_mut(),
-            src_pitch: pitch,
-            dst_x_in_bytes: 0,
-            dst_y: 0,
-            dst_memory_type: consts::CU_MEMORYTYPE_DEVICE,
-            dst_host: std::ptr::null_mut(),
-            dst_device: to,
-            dst_array: std::ptr::null_mut(),
-            dst_pitch: half,
-            width_in_bytes: half,
-            height: 2,
+        unsafe {
+            from.add(pitch).copy_from(from.add(half), half);
+            context
+                .driver
+                .copy_two_rows(to, from, pitch, half, self.stream)
         }
     }
 
@@ -274,13 +244,14 @@ impl Stage {
         let start = Instant::now();
         loop {
             // SAFETY: a live stream of the library.
-            match unsafe { (context.cuda.cuStreamQuery)(self.stream) } {
-                CudaResult::NOT_READY if start.elapsed() < LIMIT => std::hint::spin_loop(),
-                CudaResult::NOT_READY => {
+            let asked = unsafe { context.driver.stream_query(self.stream) };
+            match asked.code {
+                NOT_READY if start.elapsed() < LIMIT => std::hint::spin_loop(),
+                NOT_READY => {
                     let what = format!("{} did not finish a copy within {LIMIT:?}", context.name());
                     return Err(Error::new(operation, Kind::Timeout, what));
                 }
-                other => return context.check(other, operation, "cuStreamQuery"),
+                _ => return context.check(asked, operation),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! CUDA streams and events.
+//! Streams and events of a driver.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -8,13 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use gds_step::Mutex;
-use gdsync_sys::cuda::types::{CUevent, CUstream};
-use gdsync_sys::cuda::{CudaResult, consts};
 
+use super::calls::{CAPTURED_EVENT, Handle, NOT_READY};
 use super::context::Context;
-use super::graph::{self, CudaGraph};
+use super::graph::{self, DriverGraph};
 use super::module::Function;
-use super::{stream_pool, submit};
+use super::stream_pool;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::runtime::{EventHandle, GraphHandle, Left, Owner, StreamHandle, foreign};
 use crate::gpu::{Dims, Kernel};
@@ -27,9 +26,9 @@ const MANY: u32 = 900;
 
 /// A stream of the application's context.
 #[derive(Debug)]
-pub(crate) struct CudaStream {
+pub(crate) struct DriverStream {
     context: Arc<Context>,
-    raw: CUstream,
+    raw: Handle,
     /// Whether the stream is from [`stream_pool::StreamPool`], to which `leave` returns it; if not,
     /// it is the application's.
     ours: bool,
@@ -43,11 +42,11 @@ pub(crate) struct CudaStream {
     owner: Kept,
     /// An event, and the count at which it was recorded: once it is done, that many submissions
     /// have run.
-    mark: Mutex<Option<(Arc<CudaEvent>, u32)>>,
+    mark: Mutex<Option<(Arc<DriverEvent>, u32)>>,
     /// Set when the application's last handle is dropped: the event that marks the end of the
     /// stream's work, if it had any. Locked during every call on the stream that is not made
     /// through a handle of the application.
-    left: Mutex<Option<Option<Arc<CudaEvent>>>>,
+    left: Mutex<Option<Option<Arc<DriverEvent>>>>,
 }
 
 /// An owner, until it is released.
@@ -61,11 +60,11 @@ impl fmt::Debug for Kept {
 }
 
 // SAFETY: handles of the driver, which is thread-safe.
-unsafe impl Send for CudaStream {}
+unsafe impl Send for DriverStream {}
 // SAFETY: as above.
-unsafe impl Sync for CudaStream {}
+unsafe impl Sync for DriverStream {}
 
-impl Drop for CudaStream {
+impl Drop for DriverStream {
     fn drop(&mut self) {
         if self.ours && self.left.lock().is_none() && !self.context.is_lost() {
             stream_pool::destroy(&self.context, self.raw);
@@ -73,20 +72,20 @@ impl Drop for CudaStream {
     }
 }
 
-impl CudaStream {
+impl DriverStream {
     /// Takes a stream from the pool; see [`StreamPool::take`](stream_pool::StreamPool::take).
-    pub(super) fn new(context: &Arc<Context>, waits: &dyn Fn() -> bool) -> Result<CudaStream> {
+    pub(super) fn new(context: &Arc<Context>, waits: &dyn Fn() -> bool) -> Result<DriverStream> {
         let raw = context.streams.take(context, waits)?;
-        Ok(CudaStream::wrap(context, raw, true))
+        Ok(DriverStream::wrap(context, raw, true))
     }
 
     /// Adopts the application's stream `raw`.
-    pub(super) fn adopted(context: &Arc<Context>, raw: CUstream) -> CudaStream {
-        CudaStream::wrap(context, raw, false)
+    pub(super) fn adopted(context: &Arc<Context>, raw: Handle) -> DriverStream {
+        DriverStream::wrap(context, raw, false)
     }
 
-    fn wrap(context: &Arc<Context>, raw: CUstream, ours: bool) -> CudaStream {
-        CudaStream {
+    fn wrap(context: &Arc<Context>, raw: Handle, ours: bool) -> DriverStream {
+        DriverStream {
             context: Arc::clone(context),
             raw,
             ours,
@@ -109,7 +108,11 @@ impl CudaStream {
         }
     }
 
-    pub(super) fn handle(&self) -> CUstream {
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn handle(&self) -> Handle {
         self.raw
     }
 
@@ -121,17 +124,18 @@ impl CudaStream {
         }
     }
 
-    /// Queries the driver; see [`CudaStream::is_idle`].
+    /// Queries the driver; see [`DriverStream::is_idle`].
     fn query(&self) -> Result<bool> {
         let _app = self.context.enter_to_ask()?;
         if self.capture()? {
             return Ok(false);
         }
         // SAFETY: the stream lives until `leave`, which takes the lock that is held here.
-        match unsafe { (self.context.cuda.cuStreamQuery)(self.raw) } {
-            CudaResult::NOT_READY => Ok(false),
-            other => {
-                self.context.check(other, "query stream", "cuStreamQuery")?;
+        let asked = unsafe { self.context.driver.stream_query(self.raw) };
+        match asked.code {
+            NOT_READY => Ok(false),
+            _ => {
+                self.context.check(asked, "query stream")?;
                 self.submitted.store(0, Ordering::Relaxed);
                 *self.mark.lock() = None;
                 Ok(true)
@@ -140,12 +144,15 @@ impl CudaStream {
     }
 
     fn capture(&self) -> Result<bool> {
-        let mut status = consts::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut capturing = false;
         // SAFETY: stores the state of a live stream.
-        let asked = unsafe { (self.context.cuda.cuStreamIsCapturing)(self.raw, &mut status) };
-        self.context
-            .check(asked, "query capture", "cuStreamIsCapturing")?;
-        Ok(status != consts::CU_STREAM_CAPTURE_STATUS_NONE)
+        let asked = unsafe {
+            self.context
+                .driver
+                .stream_is_capturing(self.raw, &mut capturing)
+        };
+        self.context.check(asked, "query capture")?;
+        Ok(capturing)
     }
 
     /// The current end of the stream; `None`: the stream is idle. An error: no event can be
@@ -185,34 +192,37 @@ impl CudaStream {
     }
 
     /// Records an event at the current end of the stream.
-    fn event(&self) -> Result<CudaEvent> {
-        self.event_with(consts::CU_EVENT_DISABLE_TIMING)
+    fn event(&self) -> Result<DriverEvent> {
+        self.event_with(false)
     }
 
-    /// As [`CudaStream::event`], with flags.
-    pub(super) fn event_with(&self, flags: u32) -> Result<CudaEvent> {
+    /// As [`DriverStream::event`]; with `timing`, the event has a time.
+    pub(super) fn event_with(&self, timing: bool) -> Result<DriverEvent> {
         let context = &self.context;
         let _app = context.enter_app()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: creates an event of the current context.
-        let made = unsafe { (context.cuda.cuEventCreate)(&mut raw, flags) };
-        context.check(made, "create event", "cuEventCreate")?;
-        let event = CudaEvent {
+        let made = unsafe { context.driver.event_create(&mut raw, timing) };
+        context.check(made, "create event")?;
+        let event = DriverEvent {
             context: Arc::clone(context),
             raw: Some(raw),
         };
         // SAFETY: event and stream are live and of one context.
-        let recorded = unsafe { (context.cuda.cuEventRecord)(raw, self.raw) };
-        context.check(recorded, "record event", "cuEventRecord")?;
+        let recorded = unsafe { context.driver.event_record(raw, self.raw) };
+        context.check(recorded, "record event")?;
         self.count();
         Ok(event)
     }
 }
 
-impl StreamHandle for CudaStream {
+impl StreamHandle for DriverStream {
     #[inline]
     fn submit(&self, ops: &[Op]) -> Result<()> {
-        submit::submit(&self.context, self, ops)
+        // SAFETY: a live stream; the caller's list uses memory that the library keeps.
+        let submitted = unsafe { self.context.driver.submit(&self.context, self.raw, ops) };
+        self.count();
+        submitted
     }
 
     fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
@@ -227,9 +237,9 @@ impl StreamHandle for CudaStream {
         let context = &self.context;
         let _app = context.enter_to_enqueue()?;
         // SAFETY: spans of live regions, which the caller's stream uses from now on.
-        let copied = unsafe { (context.cuda.cuMemcpyAsync)(to.0, from.0, len as usize, self.raw) };
+        let copied = unsafe { context.driver.copy(to.0, from.0, len as usize, self.raw) };
         self.count();
-        context.check(copied, "enqueue copy", "cuMemcpyAsync")
+        context.check(copied, "enqueue copy")
     }
 
     fn record(&self) -> Result<Arc<dyn EventHandle>> {
@@ -237,12 +247,12 @@ impl StreamHandle for CudaStream {
     }
 
     fn stamp(&self) -> Result<Option<Arc<dyn EventHandle>>> {
-        let event = self.event_with(consts::CU_EVENT_DEFAULT)?;
+        let event = self.event_with(true)?;
         Ok(Some(Arc::new(event)))
     }
 
     fn wait_event(&self, event: &dyn EventHandle) -> Result<()> {
-        let Some(event) = (event as &dyn Any).downcast_ref::<CudaEvent>() else {
+        let Some(event) = (event as &dyn Any).downcast_ref::<DriverEvent>() else {
             return Err(foreign("wait for event", "event", self.context.name()));
         };
         let Some(raw) = event.raw else {
@@ -252,10 +262,9 @@ impl StreamHandle for CudaStream {
         };
         let _app = self.context.enter_to_enqueue()?;
         // SAFETY: event and stream are live.
-        let waits = unsafe { (self.context.cuda.cuStreamWaitEvent)(self.raw, raw, 0) };
+        let waits = unsafe { self.context.driver.stream_wait_event(self.raw, raw) };
         self.count();
-        self.context
-            .check(waits, "wait for event", "cuStreamWaitEvent")
+        self.context.check(waits, "wait for event")
     }
 
     fn begin_capture(&self) -> Result<()> {
@@ -271,7 +280,7 @@ impl StreamHandle for CudaStream {
     }
 
     fn launch_graph(&self, graph: &dyn GraphHandle) -> Result<()> {
-        let Some(graph) = (graph as &dyn Any).downcast_ref::<CudaGraph>() else {
+        let Some(graph) = (graph as &dyn Any).downcast_ref::<DriverGraph>() else {
             return Err(foreign("launch graph", "graph", self.context.name()));
         };
         let submissions = graph.submissions().unwrap_or(1);
@@ -311,7 +320,7 @@ impl StreamHandle for CudaStream {
                      and queue pairs of this GPU that are dropped from now on are not freed. Drop \
                      the last handle of a stream before or after a capture"
                 );
-                CudaEvent {
+                DriverEvent {
                     context: Arc::clone(&self.context),
                     raw: None,
                 }
@@ -334,18 +343,17 @@ impl StreamHandle for CudaStream {
         self.owner.0.lock().take()
     }
 
-    /// The native `CUstream`.
     fn raw(&self) -> *mut c_void {
-        self.raw.cast()
+        self.raw
     }
 }
 
 /// The end of the work that was enqueued on a stream up to some time.
 #[derive(Debug)]
 pub(crate) enum End {
-    Event(Arc<CudaEvent>),
+    Event(Arc<DriverEvent>),
     /// Only an idle stream has reached it.
-    Idle(Arc<CudaStream>),
+    Idle(Arc<DriverStream>),
 }
 
 impl End {
@@ -361,37 +369,37 @@ impl End {
 
 /// An event that was recorded.
 #[derive(Debug)]
-pub(crate) struct CudaEvent {
+pub(crate) struct DriverEvent {
     context: Arc<Context>,
     /// `None` for an event that could not be recorded and is never done.
-    raw: Option<CUevent>,
+    raw: Option<Handle>,
 }
 
 // SAFETY: handles of the driver, which is thread-safe.
-unsafe impl Send for CudaEvent {}
+unsafe impl Send for DriverEvent {}
 // SAFETY: as above.
-unsafe impl Sync for CudaEvent {}
+unsafe impl Sync for DriverEvent {}
 
-impl Drop for CudaEvent {
+impl Drop for DriverEvent {
     fn drop(&mut self) {
         if let Some(raw) = self.raw.filter(|_| !self.context.is_lost()) {
             // SAFETY: an event of the library. The driver keeps an event that a stream still waits
             // for.
-            let _ = unsafe { (self.context.cuda.cuEventDestroy_v2)(raw) };
+            let _ = unsafe { self.context.driver.event_destroy(raw) };
         }
     }
 }
 
-impl CudaEvent {
+impl DriverEvent {
     /// Whether the event can ever be done.
     pub(super) fn is_recorded(&self) -> bool {
         self.raw.is_some()
     }
 }
 
-impl CudaEvent {
+impl DriverEvent {
     /// The time from `earlier` to this event, if both are done and have timing.
-    pub(super) fn since(&self, earlier: &CudaEvent) -> Option<Duration> {
+    pub(super) fn since(&self, earlier: &DriverEvent) -> Option<Duration> {
         if !self.is_done().unwrap_or(false) {
             return None;
         }
@@ -399,25 +407,27 @@ impl CudaEvent {
         let _app = self.context.enter_to_ask().ok()?;
         let mut ms = 0.0_f32;
         // SAFETY: live events of one context.
-        let asked = unsafe { (self.context.cuda.cuEventElapsedTime)(&mut ms, from, to) };
-        (asked == CudaResult::SUCCESS)
+        let asked = unsafe { self.context.driver.event_elapsed(&mut ms, from, to) };
+        asked
+            .is_ok()
             .then(|| Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 }
 
-impl EventHandle for CudaEvent {
+impl EventHandle for DriverEvent {
     fn is_done(&self) -> Result<bool> {
         let Some(raw) = self.raw else {
             return Ok(self.context.is_lost());
         };
         let _app = self.context.enter_to_ask()?;
         // SAFETY: a live event.
-        match unsafe { (self.context.cuda.cuEventQuery)(raw) } {
-            CudaResult::NOT_READY => Ok(false),
+        let asked = unsafe { self.context.driver.event_query(raw) };
+        match asked.code {
+            NOT_READY => Ok(false),
             // The event went into a graph: no stream reaches it.
-            CudaResult::CAPTURED_EVENT => Ok(true),
-            other => {
-                self.context.check(other, "query event", "cuEventQuery")?;
+            CAPTURED_EVENT => Ok(true),
+            _ => {
+                self.context.check(asked, "query event")?;
                 Ok(true)
             }
         }

@@ -1,98 +1,58 @@
-//! Memory for other processes and other drivers: CUDA IPC, file descriptors of mapped memory and of
+//! Memory for other processes and other drivers: IPC handles, file descriptors of mapped memory and of
 //! pinned memory, dma-buf.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use gdsync_sys::cuda::types::{
-    CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemLocation,
-};
-use gdsync_sys::cuda::{Cuda, consts};
-
-use super::context::{Context, attribute};
+use super::calls::Physical;
+use super::context::Context;
 use super::host;
-use super::memory::{Memory, Origin};
+use super::memory::{self, Memory, Origin};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::SharedMemory;
 use crate::gpu::runtime::Allocation;
 
-fn lacks(call: &str) -> Error {
-    let what = format!("the driver has no {call}; update the driver");
-    Error::new("share memory", Kind::Unsupported, what)
-}
-
-fn prop(context: &Context) -> CUmemAllocationProp {
-    let has = |which| attribute(context.cuda, context.device, which) != 0;
-    let descriptors = consts::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
-    let rdma = consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
-    CUmemAllocationProp {
-        kind: consts::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requested_handle_types: match has(descriptors) {
-            true => consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-            false => consts::CU_MEM_HANDLE_TYPE_NONE,
-        },
-        location: CUmemLocation {
-            kind: consts::CU_MEM_LOCATION_TYPE_DEVICE,
-            id: context.device,
-        },
-        win32_handle_meta_data: std::ptr::null_mut(),
-        compression_type: 0,
-        gpu_direct_rdma_capable: u8::from(has(rdma)),
-        usage: 0,
-        reserved: [0; 4],
-    }
-}
-
 /// Physical memory and the address range that it is mapped to.
 pub(crate) struct Mapping {
-    pub at: CUdeviceptr,
+    pub at: u64,
     pub len: usize,
-    pub handle: CUmemGenericAllocationHandle,
+    pub memory: Physical,
 }
 
 /// Allocates and maps at least `len` bytes of physical memory.
 pub(super) fn physical(context: &Context, len: usize) -> Result<Mapping> {
     const OPERATION: &str = "allocate device memory";
-    let create = context
-        .cuda
-        .cuMemCreate
-        .ok_or_else(|| lacks("cuMemCreate"))?;
-    let prop = prop(context);
     let _own = context.enter_own()?;
-    let unit = granularity(context, &prop)?;
+    let unit = granule(context)?;
     let size = len.checked_next_multiple_of(unit).ok_or_else(|| {
         let what = format!("{len} bytes exceed the address space");
         Error::new(OPERATION, Kind::Invalid, what)
     })?;
-    let mut handle = 0;
+    let mut memory = 0;
     // SAFETY: creates physical memory.
-    let made = unsafe { create(&mut handle, size, &prop, 0) };
-    context.check(made, OPERATION, "cuMemCreate")?;
-    map(context, handle, size)
+    let made = unsafe {
+        context
+            .driver
+            .physical_create(&mut memory, size, context.device)
+    };
+    context.check(made, OPERATION)?;
+    map(context, memory, size)
 }
 
 /// The smallest size of physical memory, in bytes.
 pub(super) fn granule(context: &Context) -> Result<usize> {
-    granularity(context, &prop(context))
-}
-
-fn granularity(context: &Context, prop: &CUmemAllocationProp) -> Result<usize> {
-    let ask = context.cuda.cuMemGetAllocationGranularity;
-    let ask = ask.ok_or_else(|| lacks("cuMemGetAllocationGranularity"))?;
     let mut unit = 0;
     // SAFETY: stores a number.
-    let asked = unsafe { ask(&mut unit, prop, consts::CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
-    context.check(
-        asked,
-        "allocate device memory",
-        "cuMemGetAllocationGranularity",
-    )?;
+    let asked = unsafe { context.driver.granularity(&mut unit, context.device) };
+    context.check(asked, "allocate device memory")?;
     Ok(unit.max(1))
 }
 
-/// Allocates device memory in a separate mapping, zeroed.
+/// Allocates device memory that other processes can open, zeroed.
 pub(super) fn exportable(context: &Arc<Context>, len: usize) -> Result<Allocation> {
+    if !context.driver.maps() {
+        return memory::allocated(context, len, true);
+    }
     let mapping = physical(context, len)?;
     let at = mapping.at;
     let memory = Memory::new(context, at, len, Origin::Mapped(mapping));
@@ -101,63 +61,34 @@ pub(super) fn exportable(context: &Arc<Context>, len: usize) -> Result<Allocatio
     Ok(memory.into_allocation(None))
 }
 
-/// Maps physical memory; releases `handle` if that fails.
-fn map(context: &Context, handle: u64, size: usize) -> Result<Mapping> {
-    const OPERATION: &str = "map memory";
-    let cuda = context.cuda;
-    let (Some(reserve), Some(map), Some(access)) =
-        (cuda.cuMemAddressReserve, cuda.cuMemMap, cuda.cuMemSetAccess)
-    else {
-        return Err(lacks("cuMemMap"));
-    };
-    let mut mapping = Mapping {
-        at: 0,
-        len: size,
-        handle,
-    };
-    let rights = CUmemAccessDesc {
-        location: prop(context).location,
-        flags: consts::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    };
+/// Maps physical memory; releases it if that fails.
+fn map(context: &Context, memory: Physical, len: usize) -> Result<Mapping> {
+    let mut mapping = Mapping { at: 0, len, memory };
     // SAFETY: addresses reserved by the library, mapped once to memory of that size.
     let mapped = unsafe {
-        let reserved = reserve(&mut mapping.at, size, 0, 0, 0);
         context
-            .check(reserved, OPERATION, "cuMemAddressReserve")
-            .and_then(|()| {
-                let mapped = map(mapping.at, size, 0, handle, 0);
-                context.check(mapped, OPERATION, "cuMemMap")
-            })
-            .and_then(|()| {
-                let set = access(mapping.at, size, &rights, 1);
-                context.check(set, OPERATION, "cuMemSetAccess")
-            })
+            .driver
+            .physical_map(&mut mapping.at, len, memory, context.device)
     };
-    match mapped {
+    match context.check(mapped, "map memory") {
         Ok(()) => Ok(mapping),
         Err(e) => {
-            unmap(cuda, &mapping);
+            unmap(context, &mapping);
             Err(e)
         }
     }
 }
 
 /// Undoes the steps of a mapping that were done.
-pub(super) fn unmap(cuda: &Cuda, mapping: &Mapping) {
+pub(super) fn unmap(context: &Context, mapping: &Mapping) {
+    let driver = context.driver;
     // SAFETY: the mapping belongs to the library and is unused; the driver refuses to undo a step
     // that was not done, which changes nothing.
     unsafe {
         if mapping.at != 0 {
-            if let Some(unmap) = cuda.cuMemUnmap {
-                let _ = unmap(mapping.at, mapping.len);
-            }
-            if let Some(free) = cuda.cuMemAddressFree {
-                let _ = free(mapping.at, mapping.len);
-            }
+            driver.physical_unmap(mapping.at, mapping.len);
         }
-        if let Some(release) = cuda.cuMemRelease {
-            let _ = release(mapping.handle);
-        }
+        driver.physical_release(mapping.memory);
     }
 }
 
@@ -165,11 +96,10 @@ pub(super) fn unmap(cuda: &Cuda, mapping: &Mapping) {
 pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
     const OPERATION: &str = "share memory";
     let context = memory.context();
-    let cuda = context.cuda;
     let (mapping, offset) = match memory.origin() {
         Origin::Mapped(mapping) => (mapping, (memory.at() - mapping.at) as usize),
         Origin::Device(piece) => piece.share(),
-        Origin::Owned(..) | Origin::Nothing => return by_ipc(memory),
+        Origin::Allocated(_) | Origin::Owned(..) | Origin::Nothing => return by_ipc(memory),
         Origin::Pinned(piece) => return piece.share(memory.len()),
         Origin::Registered(..) | Origin::Opened(_) | Origin::OpenedHost(_) => {
             let what = "the region is host memory of the application, or memory of another process; \
@@ -177,15 +107,11 @@ pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         }
     };
-    let export = cuda
-        .cuMemExportToShareableHandle
-        .ok_or_else(|| lacks("cuMemExportToShareableHandle"))?;
     let mut fd: i32 = -1;
-    let kind = consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     let _own = context.enter_own()?;
-    // SAFETY: stores a descriptor, an int.
-    let done = unsafe { export((&raw mut fd).cast(), mapping.handle, kind, 0) };
-    context.check(done, OPERATION, "cuMemExportToShareableHandle")?;
+    // SAFETY: stores a descriptor.
+    let done = unsafe { context.driver.physical_export(&mut fd, mapping.memory) };
+    context.check(done, OPERATION)?;
     Ok(SharedMemory::File {
         // SAFETY: the driver just made this descriptor for the caller.
         fd: unsafe { OwnedFd::from_raw_fd(fd) },
@@ -198,19 +124,20 @@ pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
 fn by_ipc(memory: &Memory) -> Result<SharedMemory> {
     const OPERATION: &str = "share memory";
     let context = memory.context();
-    let cuda = context.cuda;
-    let mut handle = CUipcMemHandle { reserved: [0; 64] };
+    let mut handle = [0; 64];
     let (mut base, mut size) = (0, 0);
     let _app = context.enter_app()?;
     // SAFETY: live device memory; each call stores a value.
     unsafe {
-        let found = (cuda.cuMemGetAddressRange_v2)(&mut base, &mut size, memory.at());
-        context.check(found, OPERATION, "cuMemGetAddressRange")?;
-        let got = (cuda.cuIpcGetMemHandle)(&mut handle, memory.at());
-        context.check(got, OPERATION, "cuIpcGetMemHandle")?;
+        let found = context
+            .driver
+            .address_range(&mut base, &mut size, memory.at());
+        context.check(found, OPERATION)?;
+        let got = context.driver.ipc_export(&mut handle, memory.at());
+        context.check(got, OPERATION)?;
     }
     Ok(SharedMemory::Ipc {
-        handle: handle.reserved,
+        handle,
         offset: memory.at() - base,
         len: memory.len() as u64,
     })
@@ -222,7 +149,7 @@ fn by_ipc(memory: &Memory) -> Result<SharedMemory> {
 /// With IPC, the other process keeps its region as long as the allocation and the work on it.
 pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Result<Allocation> {
     const OPERATION: &str = "open shared memory";
-    let cuda = context.cuda;
+    let driver = context.driver;
     let length = |len: u64| {
         usize::try_from(len)
             .ok()
@@ -239,21 +166,19 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             len,
         } => {
             let len = length(*len)?;
-            let handle = CUipcMemHandle { reserved: *handle };
-            let mut base: CUdeviceptr = 0;
+            let mut base = 0;
             let _own = context.enter_own()?;
-            let flags = consts::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
             // SAFETY: a handle is plain bytes; the driver refuses an invalid one.
-            let opened = unsafe { (cuda.cuIpcOpenMemHandle_v2)(&mut base, handle, flags) };
-            context.check(opened, OPERATION, "cuIpcOpenMemHandle")?;
+            let opened = unsafe { driver.ipc_open(&mut base, *handle) };
+            context.check(opened, OPERATION)?;
             let origin = Origin::Opened(base);
             let mut size = 0;
             let mut start = 0;
             // SAFETY: live memory.
-            let found = unsafe { (cuda.cuMemGetAddressRange_v2)(&mut start, &mut size, base) };
+            let found = unsafe { driver.address_range(&mut start, &mut size, base) };
             let at = base.wrapping_add(*offset);
             let memory = Memory::new(context, at, len, origin);
-            context.check(found, OPERATION, "cuMemGetAddressRange")?;
+            context.check(found, OPERATION)?;
             let inside = offset
                 .checked_add(len as u64)
                 .is_some_and(|end| end <= size as u64);
@@ -274,19 +199,14 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
                 let what = format!("{len} bytes at offset {offset} exceed the address space");
                 Error::new(OPERATION, Kind::Invalid, what)
             })?;
-            let import = cuda
-                .cuMemImportFromShareableHandle
-                .ok_or_else(|| lacks("cuMemImportFromShareableHandle"))?;
-            let mut handle = 0;
-            let kind = consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-            let value = std::ptr::without_provenance_mut(fd.as_raw_fd() as usize);
+            let mut memory = 0;
             let _own = context.enter_own()?;
-            let unit = granularity(context, &prop(context))?;
-            // SAFETY: the descriptor is passed as the pointer's value; another file is refused.
-            let imported = unsafe { import(&mut handle, value, kind) };
-            context.check(imported, OPERATION, "cuMemImportFromShareableHandle")?;
+            let unit = granule(context)?;
+            // SAFETY: stores a handle; the driver refuses another file.
+            let imported = unsafe { driver.physical_import(&mut memory, fd.as_raw_fd()) };
+            context.check(imported, OPERATION)?;
             let size = end.checked_next_multiple_of(unit).unwrap_or(end);
-            let mapping = map(context, handle, size)?;
+            let mapping = map(context, memory, size)?;
             let at = mapping.at + offset;
             let memory = Memory::new(context, at, len, Origin::Mapped(mapping));
             Ok(memory.into_allocation(None))
@@ -302,10 +222,6 @@ pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<(OwnedFd, u64)> {
     const OPERATION: &str = "export dma-buf";
     const PAGE: u64 = 4096;
     let context = memory.context();
-    let export = context
-        .cuda
-        .cuMemGetHandleForAddressRange
-        .ok_or_else(|| lacks("cuMemGetHandleForAddressRange"))?;
     // The descriptor gives access to the pages of the range and to nothing else of their unit, so
     // the rest of the unit is allocated as before.
     if let Origin::Device(piece) = memory.origin()
@@ -315,13 +231,15 @@ pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<(OwnedFd, u64)> {
     }
     let start = memory.at() / PAGE * PAGE;
     let end = (memory.at() + memory.len() as u64).next_multiple_of(PAGE);
-    let mut fd: i32 = -1;
-    let kind = consts::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+    let (mut fd, mut offset) = (-1, 0);
     let _own = context.enter_own()?;
-    // SAFETY: stores a descriptor, an int; the range consists of whole pages of live memory.
-    let done = unsafe { export((&raw mut fd).cast(), start, (end - start) as usize, kind, 0) };
-    context.check(done, OPERATION, "cuMemGetHandleForAddressRange")?;
+    // SAFETY: stores a descriptor and a number; the range consists of whole pages of live memory.
+    let done = unsafe {
+        let len = (end - start) as usize;
+        context.driver.dma_buf((&mut fd, &mut offset), start, len)
+    };
+    context.check(done, OPERATION)?;
     // SAFETY: the driver just made this descriptor for the caller.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    Ok((fd, memory.at() - start))
+    Ok((fd, offset + (memory.at() - start)))
 }

@@ -1,10 +1,8 @@
-//! Host memory of the library on CUDA: memory files, registered with the driver, so that other
+//! Host memory of the library: memory files, registered with the driver, so that other
 //! processes can map them.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-
-use gdsync_sys::cuda::consts;
 
 use super::context::Context;
 use super::memory::{Memory, Origin};
@@ -16,16 +14,15 @@ use crate::gpu::runtime::Allocation;
 fn register(context: &Context, operation: &'static str, mapping: &Mapping) -> Result<u64> {
     // The new mapping may have addresses of memory of the application whose registration is unused.
     context.deferred.free_unused(context);
-    let (at, cuda) = (mapping.base().as_ptr().cast(), context.cuda);
+    let at = mapping.base().as_ptr().cast();
     let _own = context.enter_own()?;
-    let flags = consts::CU_MEMHOSTREGISTER_PORTABLE | consts::CU_MEMHOSTREGISTER_DEVICEMAP;
     // SAFETY: the mapping stays until it is unregistered.
-    let done = unsafe { (cuda.cuMemHostRegister_v2)(at, mapping.len(), flags) };
-    context.check(done, operation, "cuMemHostRegister")?;
+    let done = unsafe { context.driver.host_register(at, mapping.len(), false) };
+    context.check(done, operation)?;
     let mut address = 0;
     // SAFETY: the memory is registered.
-    let found = unsafe { (cuda.cuMemHostGetDevicePointer_v2)(&mut address, at, 0) };
-    let found = context.check(found, operation, "cuMemHostGetDevicePointer");
+    let found = unsafe { context.driver.host_address(&mut address, at) };
+    let found = context.check(found, operation);
     if found.is_err() {
         // The first error is the one to report.
         let _ = unregister(context, mapping);
@@ -37,8 +34,12 @@ fn register(context: &Context, operation: &'static str, mapping: &Mapping) -> Re
 pub(super) fn unregister(context: &Context, mapping: &Mapping) -> Result<()> {
     let _own = context.enter_own()?;
     // SAFETY: the library registered this address, and no stream uses it.
-    let gone = unsafe { (context.cuda.cuMemHostUnregister)(mapping.base().as_ptr().cast()) };
-    context.check(gone, "free memory", "cuMemHostUnregister")
+    let gone = unsafe {
+        context
+            .driver
+            .host_unregister(mapping.base().as_ptr().cast())
+    };
+    context.check(gone, "free memory")
 }
 
 /// Allocates pinned host memory, zeroed.

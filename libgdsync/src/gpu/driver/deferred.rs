@@ -18,7 +18,7 @@ use gds_step::{Machine, Mutex, Step, Time};
 
 use super::context::Context;
 use super::memory::Origin;
-use super::stream::{CudaStream, End};
+use super::stream::{DriverStream, End};
 use crate::gpu::runtime::{Owner, StreamHandle as _};
 
 /// The period of the poller while a free is pending.
@@ -31,7 +31,7 @@ pub(crate) struct DeferredFrees(Mutex<State>);
 #[derive(Default)]
 struct State {
     pending: Vec<Deferred>,
-    streams: Vec<Weak<CudaStream>>,
+    streams: Vec<Weak<DriverStream>>,
     /// Ends of streams whose handles are dropped.
     ends: Vec<Arc<End>>,
 }
@@ -43,7 +43,7 @@ struct Deferred {
 
 impl State {
     /// The streams whose handles are held. The handles must not be dropped under the lock.
-    fn live(&mut self) -> Vec<Arc<CudaStream>> {
+    fn live(&mut self) -> Vec<Arc<DriverStream>> {
         let mut live = Vec::with_capacity(self.streams.len());
         self.streams.retain(|stream| {
             let stream = stream.upgrade();
@@ -56,7 +56,7 @@ impl State {
 
     /// The current ends of all streams, and the handles of the held streams, which must not be
     /// dropped under the lock.
-    fn ends(&mut self) -> (Vec<Arc<End>>, Vec<Arc<CudaStream>>) {
+    fn ends(&mut self) -> (Vec<Arc<End>>, Vec<Arc<DriverStream>>) {
         let live = self.live();
         let mut ends = Vec::new();
         for stream in &live {
@@ -102,7 +102,7 @@ fn take_reached(ends: &mut Vec<Arc<End>>, reached: &mut Vec<Arc<End>>) {
 
 impl DeferredFrees {
     /// Tracks `stream` from now on.
-    pub fn know(&self, stream: &Arc<CudaStream>) {
+    pub fn know(&self, stream: &Arc<DriverStream>) {
         let mut state = self.0.lock();
         state.streams.retain(|s| s.strong_count() > 0);
         state.streams.push(Arc::downgrade(stream));
@@ -166,7 +166,7 @@ impl DeferredFrees {
             let ends = state.ends.iter().all(|end| end.is_reached());
             (state.live(), ends)
         };
-        let idle = |stream: &Arc<CudaStream>| stream.is_idle().unwrap_or(context.is_lost());
+        let idle = |stream: &Arc<DriverStream>| stream.is_idle().unwrap_or(context.is_lost());
         ends && live.iter().all(idle)
     }
 }

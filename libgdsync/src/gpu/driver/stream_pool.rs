@@ -1,6 +1,6 @@
 //! The pool of streams that are created ahead.
 //!
-//! The driver manages its streams in blocks. The call that creates the first stream of a new block
+//! CUDA's driver manages its streams in blocks. The call that creates the first stream of a new block
 //! (the 35th or 36th of a context, seen with driver 580) blocks behind every wait of the context,
 //! and meanwhile blocks other calls of the process. Therefore the pool creates streams while all
 //! streams of the context are idle, reuses a dropped stream, and refuses the call if no stream is
@@ -9,11 +9,10 @@
 use std::sync::Arc;
 
 use gds_step::Mutex;
-use gdsync_sys::cuda::consts;
-use gdsync_sys::cuda::types::CUstream;
 
+use super::calls::Handle;
 use super::context::Context;
-use super::stream::CudaEvent;
+use super::stream::DriverEvent;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::runtime::EventHandle as _;
 
@@ -27,9 +26,9 @@ const OPERATION: &str = "create stream";
 pub(crate) struct StreamPool(Mutex<Vec<Spare>>);
 
 struct Spare {
-    raw: CUstream,
+    raw: Handle,
     /// Set if the stream had work when it was dropped; the event marks the end of that work.
-    end: Option<Arc<CudaEvent>>,
+    end: Option<Arc<DriverEvent>>,
 }
 
 // SAFETY: handles of the driver, which is thread-safe.
@@ -51,7 +50,7 @@ impl StreamPool {
     /// # Errors
     /// `TooManyWaits` if a stream waits and the pool is empty; `DeviceLost`, `System` if the driver
     /// refuses.
-    pub fn take(&self, context: &Context, waits: impl FnOnce() -> bool) -> Result<CUstream> {
+    pub fn take(&self, context: &Context, waits: impl FnOnce() -> bool) -> Result<Handle> {
         context.alive()?;
         if self.0.lock().len() < AHEAD / 2
             && let Some(_quiet) = context.quiet()
@@ -86,7 +85,7 @@ impl StreamPool {
 
     /// Returns a stream to the pool; it is idle once `end` is done. Destroys it if the pool is
     /// full, or if its end cannot be known.
-    pub fn put(&self, context: &Context, raw: CUstream, end: Option<Arc<CudaEvent>>) {
+    pub fn put(&self, context: &Context, raw: Handle, end: Option<Arc<DriverEvent>>) {
         let mut spares = self.0.lock();
         let ends = end.as_ref().is_none_or(|end| end.is_recorded());
         if ends && spares.len() < AHEAD {
@@ -98,17 +97,17 @@ impl StreamPool {
 }
 
 /// Destroys a stream of the pool, which no other call uses any more.
-pub(super) fn destroy(context: &Context, raw: CUstream) {
+pub(super) fn destroy(context: &Context, raw: Handle) {
     // SAFETY: see above. The driver finishes the enqueued work.
-    let _ = unsafe { (context.cuda.cuStreamDestroy_v2)(raw) };
+    let _ = unsafe { context.driver.stream_destroy(raw) };
 }
 
 /// Creates a stream that does not synchronise with the legacy default stream.
-fn make(context: &Context) -> Result<CUstream> {
+fn make(context: &Context) -> Result<Handle> {
     let _app = context.enter_app()?;
     let mut raw = std::ptr::null_mut();
     // SAFETY: creates a stream of the current context.
-    let made = unsafe { (context.cuda.cuStreamCreate)(&mut raw, consts::CU_STREAM_NON_BLOCKING) };
-    context.check(made, OPERATION, "cuStreamCreate")?;
+    let made = unsafe { context.driver.stream_create(&mut raw) };
+    context.check(made, OPERATION)?;
     Ok(raw)
 }

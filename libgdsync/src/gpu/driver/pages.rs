@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use gds_step::Mutex;
-use gdsync_sys::cuda::{CudaResult, consts};
 
+use super::calls::{ALREADY_REGISTERED, OK};
 use super::context::Context;
 use crate::error::{Error, Kind, Result};
 
@@ -127,8 +127,8 @@ fn unregister(context: &Context, start: usize, ours: bool) -> Result<()> {
     }
     let _own = context.enter_own()?;
     // SAFETY: the library registered this address, and no stream uses it.
-    let gone = unsafe { (context.cuda.cuMemHostUnregister)(start as *mut _) };
-    context.check(gone, "unregister host memory", "cuMemHostUnregister")
+    let gone = unsafe { context.driver.host_unregister(start as *mut _) };
+    context.check(gone, "unregister host memory")
 }
 
 /// Registers whole pages, and adds each run of them to `made`: first address, end, and whether the
@@ -163,17 +163,20 @@ unsafe fn register(
 /// The memory is valid.
 unsafe fn register_run(context: &Context, from: usize, to: usize) -> Result<bool> {
     let _own = context.enter_own()?;
-    let plain = consts::CU_MEMHOSTREGISTER_PORTABLE | consts::CU_MEMHOSTREGISTER_DEVICEMAP;
     // The first try is for device registers; the driver refuses ordinary memory there and accepts
     // it at the second try.
-    for flags in [plain | consts::CU_MEMHOSTREGISTER_IOMEMORY, plain] {
+    for registers in [true, false] {
         // SAFETY: the caller's promise.
-        let done = unsafe { (context.cuda.cuMemHostRegister_v2)(from as *mut _, to - from, flags) };
-        match done {
-            CudaResult::SUCCESS => return Ok(true),
-            CudaResult::HOST_MEMORY_ALREADY_REGISTERED => return Ok(false),
-            _ if flags != plain && !done.is_sticky() => {}
-            _ => context.check(done, OPERATION, "cuMemHostRegister")?,
+        let done = unsafe {
+            context
+                .driver
+                .host_register(from as *mut _, to - from, registers)
+        };
+        match done.code {
+            OK => return Ok(true),
+            ALREADY_REGISTERED => return Ok(false),
+            code if registers && context.driver.kind(code) != Kind::DeviceLost => {}
+            _ => context.check(done, OPERATION)?,
         }
     }
     Ok(false)

@@ -131,7 +131,7 @@ impl DevicePool {
             let keep = unit.is_open() && unit.room.lock().is_whole() && !kept;
             kept |= keep;
             if !keep {
-                share::unmap(context.cuda, &unit.mapping);
+                share::unmap(context, &unit.mapping);
             }
             keep
         });

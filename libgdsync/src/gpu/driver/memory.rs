@@ -1,17 +1,15 @@
-//! CUDA memory: device, pinned, registered, mapped, of other processes, of the application.
+//! Memory of a driver: device, pinned, registered, mapped, of other processes, of the application.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use gdrcopy_sys::Gdr;
-use gdsync_sys::cuda::consts;
-use gdsync_sys::cuda::types::CUdeviceptr;
 
 use super::context::Context;
-use super::device::Piece;
 use super::host;
 use super::pages::Units;
+use super::pool::Piece;
 use super::share::{self, Mapping};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::host as files;
@@ -22,7 +20,7 @@ use crate::memop::DevicePtr;
 /// The memory of a region.
 pub(crate) struct Memory {
     context: Arc<Context>,
-    at: CUdeviceptr,
+    at: u64,
     len: usize,
     origin: Origin,
 }
@@ -38,8 +36,10 @@ pub(crate) enum Origin {
     /// Host memory of the application, and its owner.
     Registered(Units, Option<Owner>),
     Mapped(Mapping),
+    /// Device memory of the driver's own allocator.
+    Allocated(u64),
     /// Memory of another process.
-    Opened(CUdeviceptr),
+    Opened(u64),
     /// Host memory of another process.
     OpenedHost(files::Mapping),
     /// The owner of the application's memory, and its context.
@@ -60,7 +60,6 @@ impl Origin {
     /// returned owner without any lock held, because the drop is foreign code.
     #[must_use]
     pub fn free(self, context: &Context) -> Option<Owner> {
-        let cuda = context.cuda;
         let Ok(_own) = context.enter_own() else {
             // The context is lost, and all its memory with it.
             return match self {
@@ -88,13 +87,18 @@ impl Origin {
                 return owner;
             }
             Origin::Mapped(mapping) => {
-                share::unmap(cuda, &mapping);
+                share::unmap(context, &mapping);
                 Ok(())
+            }
+            Origin::Allocated(at) => {
+                // SAFETY: the library allocated it, frees it once, and no stream uses it.
+                let freed = unsafe { context.driver.mem_free(at) };
+                context.check(freed, "free memory")
             }
             Origin::Opened(at) => {
                 // SAFETY: the library opened it, closes it once, and no stream uses it.
-                let closed = unsafe { (cuda.cuIpcCloseMemHandle)(at) };
-                context.check(closed, "free memory", "cuIpcCloseMemHandle")
+                let closed = unsafe { context.driver.ipc_close(at) };
+                context.check(closed, "free memory")
             }
             Origin::OpenedHost(mapping) => host::unregister(context, &mapping),
         };
@@ -106,12 +110,7 @@ impl Origin {
 }
 
 impl Memory {
-    pub(super) fn new(
-        context: &Arc<Context>,
-        at: CUdeviceptr,
-        len: usize,
-        origin: Origin,
-    ) -> Memory {
+    pub(super) fn new(context: &Arc<Context>, at: u64, len: usize, origin: Origin) -> Memory {
         Memory {
             context: Arc::clone(context),
             at,
@@ -124,7 +123,7 @@ impl Memory {
         &self.context
     }
 
-    pub fn at(&self) -> CUdeviceptr {
+    pub fn at(&self) -> u64 {
         self.at
     }
 
@@ -136,7 +135,7 @@ impl Memory {
         &self.origin
     }
 
-    fn checked_addr(&self, offset: usize, len: usize) -> Result<CUdeviceptr> {
+    fn checked_addr(&self, offset: usize, len: usize) -> Result<u64> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside {
             let what = format!(
@@ -145,7 +144,7 @@ impl Memory {
             );
             return Err(Error::new("copy device memory", Kind::Invalid, what));
         }
-        Ok(self.at + offset as CUdeviceptr)
+        Ok(self.at + offset as u64)
     }
 
     /// Makes an allocation of it; `cpu` is the address at which the CPU can access it.
@@ -164,9 +163,28 @@ impl Memory {
 
 /// Allocates device memory, zeroed.
 pub(super) fn device(context: &Arc<Context>, len: usize) -> Result<Allocation> {
+    if !context.driver.maps() {
+        return allocated(context, len, false);
+    }
     let piece = context.pool.take(context, len)?;
     let at = piece.at();
     let memory = Memory::new(context, at, len, Origin::Device(piece));
+    // SAFETY: the memory was just allocated.
+    unsafe { context.engine.zero(context, at, len)? };
+    Ok(memory.into_allocation(None))
+}
+
+/// Allocates device memory by the driver's own allocator, zeroed; `shared`: see
+/// [`Driver::mem_alloc`](super::calls::Driver::mem_alloc).
+pub(super) fn allocated(context: &Arc<Context>, len: usize, shared: bool) -> Result<Allocation> {
+    let mut at = 0;
+    {
+        let _own = context.enter_own()?;
+        // SAFETY: stores the address of new memory.
+        let made = unsafe { context.driver.mem_alloc(&mut at, len, shared) };
+        context.check(made, "allocate device memory")?;
+    }
+    let memory = Memory::new(context, at, len, Origin::Allocated(at));
     // SAFETY: the memory was just allocated.
     unsafe { context.engine.zero(context, at, len)? };
     Ok(memory.into_allocation(None))
@@ -185,19 +203,19 @@ pub(super) unsafe fn registered(
     same_address: bool,
 ) -> Result<Allocation> {
     const OPERATION: &str = "register host memory";
-    refuse_managed(context, OPERATION, ptr as CUdeviceptr)?;
+    refuse_managed(context, OPERATION, ptr as u64)?;
     // SAFETY: the caller's promise.
     let units = unsafe { context.pages.enter(context, ptr, len)? };
     let pieces = units.len();
     let mut memory = Memory::new(context, ptr as u64, len, Origin::Registered(units, owner));
     memory.at = if same_address {
-        ptr as CUdeviceptr
+        ptr as u64
     } else if pieces == 1 {
         let mut at = 0;
         let _app = context.enter_app()?;
         // SAFETY: the memory is registered.
-        let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut at, ptr.cast(), 0) };
-        context.check(found, OPERATION, "cuMemHostGetDevicePointer")?;
+        let found = unsafe { context.driver.host_address(&mut at, ptr.cast()) };
+        context.check(found, OPERATION)?;
         at
     } else {
         let what = "the memory overlaps another registration, and the GPU accesses host memory at \
@@ -216,7 +234,7 @@ pub(super) unsafe fn registered(
 /// run.
 pub(super) unsafe fn adopted(
     context: &Arc<Context>,
-    at: CUdeviceptr,
+    at: u64,
     len: usize,
     owner: Option<Owner>,
 ) -> Result<Allocation> {
@@ -225,30 +243,17 @@ pub(super) unsafe fn adopted(
     let _app = context.enter_app()?;
     let (mut base, mut size) = (0, 0);
     // SAFETY: stores two numbers; the driver refuses an invalid address.
-    let found = unsafe { (context.cuda.cuMemGetAddressRange_v2)(&mut base, &mut size, at) };
-    context.check(found, OPERATION, "cuMemGetAddressRange")?;
+    let found = unsafe { context.driver.address_range(&mut base, &mut size, at) };
+    context.check(found, OPERATION)?;
     let inside = at >= base && len as u64 <= size as u64 && at - base <= size as u64 - len as u64;
     if !inside {
         let what = format!("{len} bytes at {at:#x} exceed the allocation at {base:#x}");
         return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(size as u64, "bytes"));
     }
-    let mut kind: u32 = 0;
-    let mut host: *mut u8 = std::ptr::null_mut();
-    // SAFETY: each stores a value of the type that the attribute has.
-    unsafe {
-        let get = context.cuda.cuPointerGetAttribute;
-        let asked = get(
-            (&raw mut kind).cast(),
-            consts::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-            at,
-        );
-        context.check(asked, OPERATION, "cuPointerGetAttribute")?;
-        if kind == consts::CU_MEMORYTYPE_HOST {
-            let attribute = consts::CU_POINTER_ATTRIBUTE_HOST_POINTER;
-            let asked = get((&raw mut host).cast(), attribute, at);
-            context.check(asked, OPERATION, "cuPointerGetAttribute")?;
-        }
-    }
+    let mut host = std::ptr::null_mut();
+    // SAFETY: stores an address.
+    let asked = unsafe { context.driver.host_pointer(&mut host, at) };
+    context.check(asked, OPERATION)?;
     let owned = |owner| Origin::Owned(owner, Arc::clone(context));
     let origin = owner.map_or(Origin::Nothing, owned);
     let memory = Memory::new(context, at, len, origin);
@@ -257,16 +262,10 @@ pub(super) unsafe fn adopted(
 
 /// Managed memory has no fixed place: its pages move between the GPU and the host, and a NIC cannot
 /// follow them.
-fn refuse_managed(context: &Context, operation: &'static str, at: CUdeviceptr) -> Result<()> {
-    let mut managed: u32 = 0;
+fn refuse_managed(context: &Context, operation: &'static str, at: u64) -> Result<()> {
     let _app = context.enter_app()?;
-    // SAFETY: stores a number. The driver refuses an address that is not in memory of CUDA, which
-    // is not managed.
-    let asked = unsafe {
-        let attribute = consts::CU_POINTER_ATTRIBUTE_IS_MANAGED;
-        (context.cuda.cuPointerGetAttribute)((&raw mut managed).cast(), attribute, at)
-    };
-    if !asked.is_success() || managed == 0 {
+    // SAFETY: the driver refuses an address that is not in its memory.
+    if !unsafe { context.driver.is_managed(at) } {
         return Ok(());
     }
     let what = format!(
@@ -282,11 +281,9 @@ pub(crate) fn buffer_id(context: &Context, at: u64) -> Result<u64> {
     const OPERATION: &str = "query allocation number";
     let _app = context.enter_app()?;
     let mut id: u64 = 0;
-    let attribute = consts::CU_POINTER_ATTRIBUTE_BUFFER_ID;
     // SAFETY: stores a number; the driver refuses an invalid address.
-    let asked =
-        unsafe { (context.cuda.cuPointerGetAttribute)((&raw mut id).cast(), attribute, at) };
-    context.check(asked, OPERATION, "cuPointerGetAttribute")?;
+    let asked = unsafe { context.driver.buffer_id(&mut id, at) };
+    context.check(asked, OPERATION)?;
     Ok(id)
 }
 
@@ -323,18 +320,10 @@ impl Backing for Memory {
             Error::new(OPERATION, Kind::Unsupported, what)
         };
         let gdr = gdrcopy().map_err(fail)?;
-        let context = &self.context;
-        let cuda = context.cuda;
-        let on: u32 = 1;
         {
-            let _own = context.enter_own()?;
-            // The attribute keeps the driver's synchronous copies synchronous with this mapping.
-            // Memory without the attribute is mapped without it.
-            // SAFETY: reads a number, about live self.
-            let _ = unsafe {
-                let attribute = consts::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
-                (cuda.cuPointerSetAttribute)((&raw const on).cast(), attribute, self.at)
-            };
+            let _own = self.context.enter_own()?;
+            // SAFETY: live memory.
+            unsafe { self.context.driver.synchronise_copies(self.at) };
         }
         // SAFETY: live device memory, which outlives the view: the region owns both.
         let mapping = unsafe { gdr.map(self.at, self.len, gdrcopy_sys::Pin::Default) };
