@@ -56,7 +56,8 @@ has() { command -v "$1" >/dev/null 2>&1; }
 # Requirements of commands and steps beyond Rust, one a line: the command or step; a program, a
 # file or a Python module; the Debian package that contains it. A command installs all its
 # requirements before it builds anything, because build scripts and tests look for them. `build` is
-# for every command that compiles; `virt` is for the step unit with GDS_REQUIRE=virt.
+# for every command that compiles; `virt` and `hip_headers` are for the step unit with these words in
+# GDS_REQUIRE.
 WANTS="
 build     cc                                gcc
 build     g++                               g++
@@ -65,6 +66,7 @@ kernels   python3                           python3
 kernels   python3:ensurepip                 python3-venv
 virt      /etc/libibverbs.d/mlx5.driver     ibverbs-providers
 virt      /usr/include/infiniband/mlx5dv.h  libibverbs-dev
+hip_headers /usr/include/hip/hip_runtime_api.h libamdhip64-dev
 tcp       ip                                iproute2
 cluster   /etc/libibverbs.d/mlx5.driver     ibverbs-providers
 interop   readelf                           binutils
@@ -102,8 +104,10 @@ lacking() {
 
 # prepare NAME..: installs the requirements of these commands and steps; fails if it cannot.
 prepare() {
-    local missing names packages
-    case " $* ,${GDS_REQUIRE:-}," in *" unit "*,virt,*) set -- "$@" virt ;; esac
+    local missing names packages word
+    for word in virt hip_headers; do
+        case " $* ,${GDS_REQUIRE:-}," in *" unit "*,"$word",*) set -- "$@" "$word" ;; esac
+    done
     missing=$(lacking "$@")
     [ -n "$missing" ] || return 0
     names=$(cut -d ' ' -f 1 <<<"$missing" | sort -u | xargs)

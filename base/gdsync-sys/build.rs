@@ -1,33 +1,40 @@
-//! Sets a cfg for the tests of layouts if this machine has the C headers to compare with.
+//! Sets a cfg for the tests of layouts if this machine has the headers to compare with.
 
 use std::path::Path;
 
-const HEADERS: [&str; 2] = ["infiniband/verbs.h", "infiniband/mlx5dv.h"];
+/// A cfg, and the files below /usr that it needs.
+const HEADERS: [(&str, &[&str]); 2] = [
+    (
+        "rdma_headers",
+        &["include/infiniband/verbs.h", "include/infiniband/mlx5dv.h"],
+    ),
+    (
+        "hip_headers",
+        &[
+            "include/hip/hip_runtime_api.h",
+            "include/hip/hiprtc.h",
+            "include/hsa/hsa.h",
+        ],
+    ),
+];
 
 fn main() {
-    println!("cargo::rustc-check-cfg=cfg(rdma_headers)");
     println!("cargo::rerun-if-changed=build.rs");
-    if cfg!(feature = "testing") {
-        look_for_headers();
+    for (cfg, files) in HEADERS {
+        println!("cargo::rustc-check-cfg=cfg({cfg})");
+        if cfg!(feature = "testing") && files.iter().all(|file| is_here(file)) {
+            println!("cargo::rustc-cfg={cfg}");
+        }
     }
 }
 
-fn look_for_headers() {
-    let include = Path::new("/usr/include");
-    let folder = include.join("infiniband");
-    let mut all = true;
-    for header in HEADERS.map(|name| include.join(name)) {
-        // A file that is installed later changes its folder. The missing file itself is not named:
-        // cargo would rebuild this crate and all that depend on it each time.
-        let seen = [header.as_path(), &folder, include];
-        let seen = seen.into_iter().find(|path| path.exists());
-        println!(
-            "cargo::rerun-if-changed={}",
-            seen.unwrap_or(include).display()
-        );
-        all &= header.exists();
-    }
-    if all {
-        println!("cargo::rustc-cfg=rdma_headers");
-    }
+/// Whether a file exists; this script runs again if that changes.
+fn is_here(file: &str) -> bool {
+    let path = Path::new("/usr").join(file);
+    // A file that is installed later changes its folder. The missing file itself is not named:
+    // cargo would rebuild this crate and all that depend on it each time.
+    let seen = path.ancestors().find(|path| path.exists());
+    let seen = seen.expect("/ exists").display();
+    println!("cargo::rerun-if-changed={seen}");
+    path.exists()
 }

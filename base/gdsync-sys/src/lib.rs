@@ -9,6 +9,9 @@
 //! | table | library | override |
 //! | --- | --- | --- |
 //! | [`cuda::Cuda`] | `libcuda.so.1`, NVIDIA's CUDA driver | `GDS_CUDA_LIB` |
+//! | [`hip::Hip`] | `libamdhip64.so.7`, `.6` or `.5`, AMD's HIP runtime | `GDS_HIP_LIB` |
+//! | [`hip::Hsa`] | `libhsa-runtime64.so.1`, the HSA runtime below HIP | `GDS_HSA_LIB` |
+//! | [`hip::HipRtc`] | `libhiprtc.so.7`, `.6` or `.5`, HIP's compiler | `GDS_HIPRTC_LIB` |
 //! | [`verbs::Ibverbs`] | `libibverbs.so.1`, the verbs of rdma-core | `GDS_IBVERBS_LIB` |
 //! | [`mlx5::Mlx5`] | `libmlx5.so.1`, its direct verbs of ConnectX NICs | `GDS_MLX5_LIB` |
 
@@ -16,6 +19,7 @@
 mod table;
 pub mod cuda;
 pub mod gpu_choice;
+pub mod hip;
 pub mod launcher;
 pub mod library;
 pub mod mlx5;

@@ -80,6 +80,21 @@ macro_rules! dl_api {
             /// The exported names of all optional functions.
             pub const OPTIONAL: &'static [&'static str] = &[$(::std::stringify!($opt)),*];
 
+            /// The names of all functions with their types as declared: arguments, result.
+            #[doc(hidden)]
+            pub const SIGNATURES: &'static [(&'static str, &'static [&'static str], &'static str)] = &[
+                $((
+                    ::std::stringify!($req),
+                    &[$(::std::stringify!($req_ty)),*],
+                    ::std::stringify!($($req_ret)?),
+                ),)*
+                $((
+                    ::std::stringify!($opt),
+                    &[$(::std::stringify!($opt_ty)),*],
+                    ::std::stringify!($($opt_ret)?),
+                ),)*
+            ];
+
             /// Fills a table from the first of `paths` that opens.
             ///
             /// # Errors

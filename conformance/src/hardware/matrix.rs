@@ -102,7 +102,15 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
     }
     suite.lacks_hip();
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
-    let known = ["", "soft", "virt", "cuda", "hip", "rdma_core"];
+    let known = [
+        "",
+        "soft",
+        "virt",
+        "cuda",
+        "hip",
+        "hip_headers",
+        "rdma_core",
+    ];
     for unknown in required.split(',').map(str::trim) {
         if !known.contains(&unknown) {
             let why = format!("GDS_REQUIRE accepts{}", known.join(" "));
