@@ -28,7 +28,7 @@ commands:
                  doc layers env licences kernels
   bench [ARGS]   runs the benchmark suite (mpbench suite ARGS); without ARGS, the results go to
                  benches/results/suite.json
-  kernels        recompiles the CUDA kernels, into the folders device/ptx
+  kernels        recompiles the kernels: for CUDA into the folders device/ptx, for HIP into device/hip
   doctor [ARGS]  prints what this machine offers, what the library would use, and what is missing
                  (--json: as JSON)
   hardware [DIR] builds the folder hardware/, which runs on machines without a toolchain, and runs
@@ -64,6 +64,9 @@ build     g++                               g++
 kernels   g++                               g++
 kernels   python3                           python3
 kernels   python3:ensurepip                 python3-venv
+kernels   clang-19                          clang-19
+kernels   ld.lld-19                         lld-19
+kernels   llvm-objcopy-19                   llvm-19
 virt      /etc/libibverbs.d/mlx5.driver     ibverbs-providers
 virt      /usr/include/infiniband/mlx5dv.h  libibverbs-dev
 hip_headers /usr/include/hip/hip_runtime_api.h libamdhip64-dev
@@ -197,7 +200,7 @@ prepare_for() {
     esac
 }
 
-# Folders with the sources of kernels; the folder ptx of each contains the compiled module.
+# Folders with the sources of kernels; the folders ptx and hip of each contain the compiled module.
 KERNELS="libgdsync/device libmp/device benches/device examples/device examples/own-kernel/device
     examples/particles/device examples/halo3d/device"
 
@@ -290,18 +293,17 @@ step_licences() {
 }
 
 step_kernels() {
-    say "kernels: nvcc compiles the sources to the committed PTX"
-    local fresh kernels ptx
+    say "kernels: nvcc compiles the sources to the committed PTX, clang to the committed code objects"
+    local fresh kernels
     fresh=$(mktemp -d)
     for kernels in $KERNELS; do
-        for ptx in "$kernels"/ptx/*.ptx; do
-            configure-helpers/kernels/generate "$fresh/${ptx##*/}" "$kernels"
-            diff -u "$ptx" "$fresh/${ptx##*/}" >"$fresh/diff" || {
-                head -n 40 "$fresh/diff"
-                rm -rf "$fresh"
-                die "$ptx is out of date; run: ./build.sh kernels"
-            }
-        done
+        configure-helpers/kernels/generate "$fresh/$kernels" "$kernels"
+        { diff -ur "$kernels/ptx" "$fresh/$kernels/ptx" && diff -r "$kernels/hip" "$fresh/$kernels/hip"; } \
+            >"$fresh/diff" || {
+            head -n 40 "$fresh/diff"
+            rm -rf "$fresh"
+            die "$kernels/ptx or $kernels/hip is out of date; run: ./build.sh kernels"
+        }
     done
     rm -rf "$fresh"
 }

@@ -7,5 +7,6 @@ fn main() -> Result<(), gdsync_build::Error> {
         .source("device/mpbench_compute.cu")
         .include("device")
         .ptx("device/ptx/mpbench_kernels.ptx")
+        .code_objects("device/hip")
         .compile()
 }

@@ -6,5 +6,6 @@ fn main() -> Result<(), gdsync_build::Error> {
         .source("device/halo2d.cu")
         .source("device/items.cu")
         .ptx("device/ptx/examples_kernels.ptx")
+        .code_objects("device/hip")
         .compile()
 }

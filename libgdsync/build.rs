@@ -14,6 +14,7 @@ fn main() -> Result<(), gdsync_build::Error> {
         .source("device/gds_trigger.cu")
         .include("device")
         .ptx("device/ptx/gds_kernels.ptx")
+        .code_objects("device/hip")
         .compile()
 }
 

@@ -13,5 +13,6 @@ fn main() -> Result<(), gdsync_build::Error> {
         .source("device/mp_unpack.cu")
         .include("device")
         .ptx("device/ptx/mp_kernels.ptx")
+        .code_objects("device/hip")
         .compile()
 }

@@ -85,7 +85,7 @@ GDS_DEVICE void run_program(const Program<Capacity>& p) {
             } while (++j < end && (p.ops[j].flags & kChained) != 0);
         }
         // Orders earlier accesses of each thread before later accesses of the others.
-        __syncwarp();
+        sync_warp();
         begin = end;
     }
     // Orders the waits of the kernel before later work of the stream.

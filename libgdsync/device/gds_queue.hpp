@@ -121,8 +121,8 @@ GDS_DEVICE void wait(const Wait& w) {
 #if defined(GDS_CUDA)
         return wide ? load_relaxed_sys64(w.word) : static_cast<u64>(load_relaxed_sys32(w.word)) << 32;
 #else
-        return wide ? load_acquire_sys(reinterpret_cast<const u64*>(w.word))
-                    : static_cast<u64>(load_acquire_sys(reinterpret_cast<const u32*>(w.word))) << 32;
+        return wide ? load_relaxed_sys(reinterpret_cast<const u64*>(w.word))
+                    : static_cast<u64>(load_relaxed_sys(reinterpret_cast<const u32*>(w.word))) << 32;
 #endif
     };
     GDS_SPIN_UNTIL(passes(look()), 0);

@@ -46,7 +46,7 @@ GDS_KERNEL(gds_trigger, gds::Trigger, p) {
         if (turn == lane && bell.doorbell != 0) {
             gds::store_relaxed_sys(reinterpret_cast<gds::u64*>(bell.doorbell), bell.doorbell_value);
         }
-        __syncwarp();
+        gds::sync_warp();
     }
 }
 

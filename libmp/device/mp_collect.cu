@@ -131,7 +131,7 @@ GDS_DEVICE void reduce_any(const Collect& p, Share s) {
 
 // A warp copies the contribution of a rank, so that several are copied at once.
 GDS_DEVICE void gather(const Collect& p, Share s) {
-    const u32 lanes = s.step < 32 ? s.step : 32;
+    const u32 lanes = s.step < gds::warp_size() ? s.step : gds::warp_size();
     const Share warp{s.first % lanes, lanes};
     const u32 mine = s.first / lanes, warps = s.step / lanes;
     // Threads behind the last whole warp copy nothing.

@@ -27,7 +27,7 @@ constexpr u64 kLeastRoom = 64;
 // of a stream are resident. All threads must then call gds::await_earlier_work before they use other
 // memory.
 GDS_DEVICE void start_next() {
-    if (threadIdx.x < 32) return;
+    if (threadIdx.x < gds::warp_size()) return;
     gds::await_earlier_work();
     gds::launch_dependents();
 }

@@ -296,14 +296,14 @@ GDS_DEVICE u64 await_head(const End& e, const Room& r, [[maybe_unused]] const u6
     GDS_NO_UNROLL
     do {
         if (first != nullptr) ahead = gds::load_two_relaxed_sys(first);
-        if (threadIdx.x < 32) {
+        if (threadIdx.x < gds::warp_size()) {
             if (threadIdx.x == 0) {
                 u64 w = word_in_room(r);
                 // What the peer stored before its loss is seen behind the acquire of the loss.
                 if (w == 0 && watch.lost() && (w = word_in_room(r)) == 0) w = kNone;
                 *shown = w;
             }
-            __syncwarp();
+            gds::sync_warp();
         } else if (first != nullptr && have(ahead, r.low)) {
             break;
         }

@@ -20,7 +20,8 @@ GDS_DEVICE void copy_rest(u64 to, u64 from, u64 len) {
 // Stores how far the stream has come, before it waits for a message: by a thread that does not poll, if the
 // block has one.
 GDS_DEVICE void store_mark(const Unpack<1>& p) {
-    if (p.mark == 0 || blockIdx.x != 0 || threadIdx.x != (blockDim.x > 32 ? 32 : 0)) return;
+    const u32 warp = gds::warp_size();
+    if (p.mark == 0 || blockIdx.x != 0 || threadIdx.x != (blockDim.x > warp ? warp : 0)) return;
     gds::await_earlier_work();
     gds::store_whole_sys(word_at(p.mark), p.marked);
 }

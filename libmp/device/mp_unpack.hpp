@@ -142,7 +142,7 @@ GDS_DEVICE bool scatter_lines(const Unpack<Capacity>& p, const Arrival& a, Share
 template <u32 Capacity>
 GDS_DEVICE void scatter(const Unpack<Capacity>& p, u64 from, u64 len) {
     const Share all{threadIdx.x, blockDim.x};
-    const u32 lanes = all.step < 32 ? all.step : 32;
+    const u32 lanes = all.step < gds::warp_size() ? all.step : gds::warp_size();
     const Share warp{threadIdx.x % lanes, lanes};
     const u32 mine = threadIdx.x / lanes, warps = all.step / lanes;
     GDS_NO_UNROLL
@@ -229,9 +229,9 @@ GDS_DEVICE u64 await(const Unpack<Capacity>& p, [[maybe_unused]] const u64* firs
     GDS_NO_UNROLL
     do {
         if (first != nullptr) ahead = gds::load_two_relaxed_sys(first);
-        if (threadIdx.x < 32) {
+        if (threadIdx.x < gds::warp_size()) {
             if (threadIdx.x == 0) *shown = look();
-            __syncwarp();
+            gds::sync_warp();
         } else if (first != nullptr && have(ahead, flag)) {
             break;
         }

@@ -1,5 +1,5 @@
-// The portable device layer: one kernel source for nvcc (sm_70 and later), hipcc and the
-// soft GPU, also through NVRTC and HIPRTC.
+// The portable device layer: one kernel source for nvcc (sm_70 and later), for HIP (clang alone, hipcc) and
+// for the soft GPU, also through NVRTC and HIPRTC.
 //
 //   struct Params { uint32_t* flag; uint32_t value; };
 //   GDS_KERNEL(raise_flag, Params, p) {
@@ -25,6 +25,8 @@
 // gds::fence_sys()                  earlier accesses stay before later ones, system scope
 // gds::fence_gpu()                  the same for observers of this GPU
 // gds::add_acq_rel_gpu(p, v)        32 bits: an atomic add between two such fences; returns the old value
+// gds::warp_size()                  threads of a warp: 32 on CUDA, 32 or 64 on HIP and the soft GPU
+// gds::sync_warp()                  earlier accesses of the threads of a warp stay before their later ones
 // gds::globaltimer_ns()             a clock in nanoseconds, its start unknown
 // gds::launch_dependents()          in a dependent launch: the next one may start
 // gds::await_earlier_work()         in a dependent launch: the earlier work of the stream has ended
@@ -32,15 +34,14 @@
 // atomics take gds::u64*, the type for which all compilers have them.
 #pragma once
 
-#if defined(__CUDACC_RTC__) || defined(__HIPCC_RTC__)
+#if defined(__CUDACC_RTC__)
 // Runtime compilers have no system headers.
 #define GDS_DEVICE inline __device__
 #elif defined(__CUDACC__)
 #include <stdint.h>
 #define GDS_DEVICE inline __device__
-#elif defined(__HIPCC__)
-#include <hip/hip_runtime.h>
-#include <stdint.h>
+#elif defined(__HIPCC__) || defined(__HIPCC_RTC__)
+#include "gds_hip.hpp"
 #define GDS_DEVICE inline __device__
 #else
 #include "softgpu.hpp"
@@ -78,7 +79,18 @@
     }                                                                     \
     static inline void name##_body([[maybe_unused]] const Params& p)
 #else
+#if defined(GDS_HIP)
+// The parameter is read where the launch has stored it. A parameter that is indexed would be copied to memory of
+// each thread.
+#define GDS_KERNEL(name, Params, p)                                                           \
+    static GDS_DEVICE void name##_body(const Params& p);                                      \
+    extern "C" __global__ void name(const Params) {                                           \
+        name##_body(*(const Params*)__builtin_amdgcn_kernarg_segment_ptr());                  \
+    }                                                                                         \
+    static GDS_DEVICE void name##_body(const Params& p)
+#else
 #define GDS_KERNEL(name, Params, p) extern "C" __global__ void name(const Params p)
+#endif
 #define GDS_SHARED(Type, name) __shared__ ::gds::same<Type> name
 #define GDS_DYNAMIC_SHARED(Type, name)                                          \
     extern __shared__ __align__(16) unsigned char gds_dynamic_shared_storage[]; \
@@ -222,7 +234,7 @@ GDS_DEVICE void fence_sys() {
 #if defined(GDS_SOFT)
     softgpu_fence();
 #elif defined(GDS_HIP)
-    __threadfence_system();
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "");
 #else
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 #endif
@@ -232,7 +244,7 @@ GDS_DEVICE void fence_gpu() {
 #if defined(GDS_SOFT)
     softgpu_fence();
 #elif defined(GDS_HIP)
-    __threadfence();
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent");
 #else
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #endif
@@ -281,11 +293,40 @@ GDS_DEVICE void store_release_sys(T* p, typename identity<T>::type v) {
 GDS_DEVICE void launch_dependents() { GDS_FROM_SM_90("griddepcontrol.launch_dependents;"); }
 GDS_DEVICE void await_earlier_work() { GDS_FROM_SM_90("griddepcontrol.wait;"); }
 
+// A block of 32 threads is one warp everywhere, if a warp of 64 is half empty.
+GDS_DEVICE u32 warp_size() {
+#if defined(GDS_SOFT)
+    return static_cast<u32>(warpSize);
+#elif defined(GDS_HIP) && __has_builtin(__builtin_amdgcn_wavefrontsize)
+    return __builtin_amdgcn_wavefrontsize();
+#elif defined(GDS_HIP)
+    return static_cast<u32>(warpSize);
+#else
+    return 32;
+#endif
+}
+
+// The threads of a warp of HIP may run in lockstep: one that waits for a store of another one, outside of such a
+// call or a loop that both are in, may never see it.
+GDS_DEVICE void sync_warp() {
+#if defined(GDS_HIP)
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+#else
+    __syncwarp();
+#endif
+}
+
 GDS_DEVICE u64 globaltimer_ns() {
 #if defined(GDS_SOFT)
     return softgpu_clock_ns();
 #elif defined(GDS_HIP)
+#if __has_builtin(__builtin_readsteadycounter)
+    const u64 ticks = __builtin_readsteadycounter();
+#else
     const u64 ticks = static_cast<u64>(wall_clock64());
+#endif
     const u64 khz = GDS_HIP_WALL_CLOCK_KHZ;
     return ticks / khz * 1000000ull + ticks % khz * 1000000ull / khz;
 #else

@@ -27,21 +27,21 @@
 //! }
 //! ```
 //!
-//! The software GPU runs it as code of the host compiler, CUDA as PTX. [`Kernels::compile`] makes
-//! both and writes `$OUT_DIR/NAME.rs`, which `gdsync::kernel_image!("NAME")` includes in the
-//! program. `docs/kernels.md` shows the whole program.
+//! The software GPU runs it as code of the host compiler, CUDA as PTX, and HIP as a code object, or as source that
+//! HIP compiles when the program loads it. [`Kernels::compile`] makes these and writes `$OUT_DIR/NAME.rs`, which
+//! `gdsync::kernel_image!("NAME")` includes in the program. `docs/kernels.md` shows the whole program.
 //!
 //! # Map
 //!
 //! | item | what it is |
 //! | --- | --- |
-//! | [`Kernels`] | a module of kernels: sources, headers, PTX; compiles them |
+//! | [`Kernels`] | a module of kernels: sources, headers, PTX, code objects; compiles them |
 //! | [`include_dir`] | the folder of `gds_device.hpp`, for other compilers and for editors |
 //! | [`Error`] | the reason for which a module was not compiled |
 //!
 //! # Features
 //! `soft`, off by default: compiles kernels for the software GPU too, with a C++ compiler. The
-//! feature `soft` of `gdsync` switches it on. Without it, [`Kernels::compile`] makes PTX alone.
+//! feature `soft` of `gdsync` switches it on. Without it, [`Kernels::compile`] makes nothing for that GPU.
 //!
 //! # Environment
 //! `CXX` is the host compiler. `NVCC`, else `$CUDA_HOME/bin/nvcc`, else the `nvcc` in `PATH` is the
@@ -53,6 +53,7 @@
     clippy::missing_safety_doc
 )]
 
+mod inline;
 mod scan;
 
 use std::fmt::Write as _;
@@ -65,7 +66,7 @@ use std::{env, fs, io};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A source, a PTX file or the output could not be read or written.
+    /// A source, a PTX file, a code object or the output could not be read or written.
     #[error("compile kernels: {path}: {source}")]
     File {
         /// The file.
@@ -100,6 +101,7 @@ pub fn include_dir() -> PathBuf {
 ///     .source("device/scale.cu")
 ///     .include("device")
 ///     .ptx("device/ptx/scale.ptx") // without this line nvcc makes it
+///     .code_objects("device/hip") // without this line HIP compiles the source at run time
 ///     .compile()
 /// # }
 /// ```
@@ -110,6 +112,7 @@ pub struct Kernels {
     sources: Vec<PathBuf>,
     includes: Vec<PathBuf>,
     ptx: Option<PathBuf>,
+    code_objects: Option<PathBuf>,
     arch: String,
 }
 
@@ -122,6 +125,7 @@ impl Kernels {
             sources: Vec::new(),
             includes: vec![include_dir()],
             ptx: None,
+            code_objects: None,
             arch: "compute_75".to_owned(),
         }
     }
@@ -146,6 +150,14 @@ impl Kernels {
         self
     }
 
+    /// Takes code objects for HIP from a folder, relative to the package: the files `NAME.TARGET.co` of this module,
+    /// for example `scale.gfx942.co`. The files are not compared with the sources. For a GPU of another target, and
+    /// without this call for all, HIP compiles the sources when the program loads the module.
+    pub fn code_objects(mut self, folder: impl AsRef<Path>) -> Kernels {
+        self.code_objects = Some(folder.as_ref().to_owned());
+        self
+    }
+
     /// Sets the virtual architecture that nvcc compiles for (`-arch`). The default is `compute_75`,
     /// which every later GPU runs.
     pub fn arch(mut self, arch: &str) -> Kernels {
@@ -161,7 +173,8 @@ impl Kernels {
     /// is an error.
     ///
     /// # Errors
-    /// [`Error::Source`] if the sources define no kernel, or two of one name; [`Error::File`] if a
+    /// [`Error::Source`] if the sources define no kernel, or two of one name, or if the folder of
+    /// [`Kernels::code_objects`] has none of the module; [`Error::File`] if a
     /// file cannot be read or written, or nvcc cannot be started; [`Error::Host`], [`Error::Nvcc`]
     /// if a compiler fails; [`Error::NotABuildScript`] outside a build script.
     pub fn compile(self) -> Result<(), Error> {
@@ -188,8 +201,41 @@ impl Kernels {
             }
             None => self.nvcc(&sources, &includes, &out)?,
         };
+        let objects = match &self.code_objects {
+            Some(folder) => self.objects_in(&root.join(folder))?,
+            None => Vec::new(),
+        };
+        let source = out.join(format!("{}.hip", self.name));
+        let text = inline::text(&sources, &includes).map_err(|(path, e)| file(&path, e))?;
+        fs::write(&source, text).map_err(|e| file(&source, e))?;
         let path = out.join(format!("{}.rs", self.name));
-        fs::write(&path, image(&self.name, soft, ptx.as_deref())).map_err(|e| file(&path, e))
+        let text = image(&self.name, soft, ptx.as_deref(), &objects, &source);
+        fs::write(&path, text).map_err(|e| file(&path, e))
+    }
+
+    /// The targets and the code objects of this module in a folder, in order.
+    fn objects_in(&self, folder: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
+        println!("cargo::rerun-if-changed={}", folder.display());
+        let mut objects = Vec::new();
+        for entry in fs::read_dir(folder).map_err(|e| file(folder, e))? {
+            let path = entry.map_err(|e| file(folder, e))?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let target = name.and_then(|name| {
+                name.strip_prefix(&self.name)?
+                    .strip_prefix('.')?
+                    .strip_suffix(".co")
+            });
+            if let Some(target) = target {
+                objects.push((target.to_owned(), path));
+            }
+        }
+        if objects.is_empty() {
+            let (folder, name) = (folder.display(), &self.name);
+            let what = format!("module {name}: {folder} has no code object {name}.TARGET.co");
+            return Err(Error::Source(what));
+        }
+        objects.sort();
+        Ok(objects)
     }
 
     /// The names of the kernels in `sources`.
@@ -296,9 +342,15 @@ fn file(path: &Path, source: io::Error) -> Error {
 }
 
 /// The expression that `gdsync::kernel_image!` includes: the name, the entry and the parameter size
-/// of each kernel, the PTX, and the code for HIP (always empty). Symbols contain the module's name
-/// too, as `GDS_MODULE` has it, because a kernel's name may be a keyword of Rust.
-fn image(module: &str, names: &[String], ptx: Option<&Path>) -> String {
+/// of each kernel, the PTX, the code objects for HIP with their targets, and the source for HIP. Symbols contain the
+/// module's name too, as `GDS_MODULE` has it, because a kernel's name may be a keyword of Rust.
+fn image(
+    module: &str,
+    names: &[String],
+    ptx: Option<&Path>,
+    objects: &[(String, PathBuf)],
+    source: &Path,
+) -> String {
     let mut text = String::from("{\n    unsafe extern \"C\" {\n");
     for (i, name) in names.iter().enumerate() {
         let _ = writeln!(
@@ -317,18 +369,26 @@ fn image(module: &str, names: &[String], ptx: Option<&Path>) -> String {
     for (i, name) in names.iter().enumerate() {
         let _ = writeln!(text, "        ({name:?}, kernel_{i}, size_{i}),");
     }
-    text.push_str("    ];\n    (KERNELS, ");
-    match ptx {
-        Some(path) => {
-            let _ = writeln!(
-                text,
-                "::core::option::Option::Some(::core::include_str!({:?})),",
-                path.display().to_string()
-            );
-        }
-        None => text.push_str("::core::option::Option::None,\n"),
+    text.push_str("    ];\n    const CODE_OBJECTS: &[(&str, &[u8])] = &[\n");
+    for (target, path) in objects {
+        let path = path.display().to_string();
+        let _ = writeln!(
+            text,
+            "        ({target:?}, ::core::include_bytes!({path:?})),"
+        );
     }
-    text.push_str("    ::core::option::Option::None)\n}\n");
+    let ptx = match ptx {
+        Some(path) => {
+            let path = path.display().to_string();
+            format!("::core::option::Option::Some(::core::include_str!({path:?}))")
+        }
+        None => "::core::option::Option::None".to_owned(),
+    };
+    let source = source.display().to_string();
+    let _ = writeln!(
+        text,
+        "    ];\n    (KERNELS, {ptx}, CODE_OBJECTS, ::core::include_str!({source:?}))\n}}"
+    );
     text
 }
 
@@ -337,19 +397,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn generated_expression_names_each_kernel_and_the_ptx() {
+    fn generated_expression_names_each_kernel_and_its_codes() {
         let names = ["a".to_owned(), "b_1".to_owned()];
-        let text = image("m", &names, Some(Path::new("/x/y.ptx")));
+        let objects = [("gfx942".to_owned(), PathBuf::from("/x/m.gfx942.co"))];
+        let source = Path::new("/x/m.hip");
+        let text = image("m", &names, Some(Path::new("/x/y.ptx")), &objects, source);
         for part in [
             "link_name = \"a_of_m\"",
             "(\"b_1\", kernel_1, size_1)",
             "include_str!(\"/x/y.ptx\")",
+            "(\"gfx942\", ::core::include_bytes!(\"/x/m.gfx942.co\"))",
+            "include_str!(\"/x/m.hip\")",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
         let none = |text: &str| text.matches("Option::None").count();
-        assert_eq!(none(&text), 1, "for HIP");
-        assert_eq!(none(&image("m", &names, None)), 2);
+        assert_eq!(none(&text), 0);
+        assert_eq!(none(&image("m", &names, None, &[], source)), 1);
     }
 
     #[test]
@@ -359,6 +423,29 @@ mod tests {
             error.contains("module none: no source has a GDS_KERNEL"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn code_objects_are_those_of_the_module() {
+        let folder = env::temp_dir().join(format!("gdsync-build-{}-objects", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for name in ["m.gfx942.co", "m.gfx1100.co", "mm.gfx90a.co", "m.ptx"] {
+            fs::write(folder.join(name), "").unwrap();
+        }
+        let targets = |name: &str| {
+            let objects = Kernels::new(name).objects_in(&folder)?;
+            Ok::<_, Error>(
+                objects
+                    .into_iter()
+                    .map(|(target, _)| target)
+                    .collect::<Vec<_>>(),
+            )
+        };
+        let (found, none) = (targets("m"), targets("other"));
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found.unwrap(), ["gfx1100", "gfx942"]);
+        let error = none.unwrap_err().to_string();
+        assert!(error.contains("no code object other.TARGET.co"), "{error}");
     }
 
     #[test]

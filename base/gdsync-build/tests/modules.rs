@@ -57,9 +57,10 @@ fn stored(test: &str, modules: &[(&str, &str)]) -> String {
     let program = format!(
         "type Kernel = (&'static str, unsafe extern \"C\" fn(*const std::ffi::c_void), \
          unsafe extern \"C\" fn() -> usize);\n\
-         type Image = (&'static [Kernel], Option<&'static str>, Option<&'static [u8]>);\n\
+         type Image = (&'static [Kernel], Option<&'static str>, \
+         &'static [(&'static str, &'static [u8])], &'static str);\n\
          fn main() {{ let images: Vec<Image> = vec![{images}]; \
-         for (kernels, _, _) in images {{ for (name, kernel, size) in kernels {{ \
+         for (kernels, _, _, _) in images {{ for (name, kernel, size) in kernels {{ \
          let mut at = 0i32; let params = &raw mut at; \
          unsafe {{ assert_eq!(size(), 8); kernel((&raw const params).cast()); }} \
          println!(\"{{name}} {{at}}\"); }} }} }}"

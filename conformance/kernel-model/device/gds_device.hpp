@@ -88,11 +88,12 @@ GDS_DEVICE void store_two_whole_sys(u64* p, u64 low, u64 high) {
 GDS_DEVICE u64 globaltimer_ns() { model_unknown(); }
 GDS_DEVICE void launch_dependents() {}
 GDS_DEVICE void await_earlier_work() {}
+GDS_DEVICE u32 warp_size() { return 32; }
+GDS_DEVICE void sync_warp() {}
 
 }  // namespace gds
 
 inline void __syncthreads() {}
-inline void __syncwarp() {}
 inline int __syncthreads_or(int p) { return p; }
 
 inline gds::u64 atomicAdd(gds::u64* p, gds::u64 v) { return model_add(p, v); }

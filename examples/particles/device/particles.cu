@@ -131,6 +131,9 @@ GDS_DEVICE u32 move(u64& at, i64 velocity, u32 cells) {
 GDS_DEVICE double mul(double a, double b) {
 #if defined(GDS_CUDA)
     return __dmul_rn(a, b);
+#elif defined(GDS_HIP)
+#pragma clang fp contract(off)
+    return a * b;
 #else
     return a * b;
 #endif

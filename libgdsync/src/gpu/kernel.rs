@@ -158,15 +158,20 @@ pub struct KernelImage {
     name: &'static str,
     pub(super) soft: &'static [SoftKernel],
     ptx: Option<&'static str>,
-    hip: Option<&'static [u8]>,
+    code_objects: CodeObjects,
+    hip_source: &'static str,
 }
 
+/// Code objects, with the processors that they are for.
+type CodeObjects = &'static [(&'static str, &'static [u8])];
+
 /// The parts of an image that [`kernel_image!`](crate::kernel_image) includes: code for the
-/// software GPU, for CUDA, for HIP.
+/// software GPU, for CUDA, for HIP, and the source for HIP.
 type Code = (
     &'static [SoftKernel],
     Option<&'static str>,
-    Option<&'static [u8]>,
+    CodeObjects,
+    &'static str,
 );
 
 impl fmt::Debug for KernelImage {
@@ -182,19 +187,23 @@ impl KernelImage {
     /// Every entry is a `GDS_KERNEL` of `gds_device.hpp`, paired with the function that returns the
     /// size of its parameters, and follows the rules at the top of `softgpu.hpp`.
     #[doc(hidden)]
-    pub const unsafe fn new(name: &'static str, (soft, ptx, hip): Code) -> KernelImage {
+    pub const unsafe fn new(
+        name: &'static str,
+        (soft, ptx, code_objects, hip_source): Code,
+    ) -> KernelImage {
         KernelImage {
             name,
             soft,
             ptx,
-            hip,
+            code_objects,
+            hip_source,
         }
     }
 
     /// Whether both are the same image: the program contains its code once, at one address.
     fn is(&self, other: &KernelImage) -> bool {
         let code = |image: &KernelImage| {
-            let (ptx, hip) = (image.ptx.map(str::as_ptr), image.hip.map(<[u8]>::as_ptr));
+            let (ptx, hip) = (image.ptx.map(str::as_ptr), image.hip_source.as_ptr());
             (image.soft.as_ptr(), ptx, hip)
         };
         self.name == other.name && code(self) == code(other)
@@ -205,10 +214,26 @@ impl KernelImage {
         self.ptx
     }
 
-    /// The binary code of the kernels for HIP.
-    #[doc(hidden)]
-    pub const fn hip(&self) -> Option<&'static [u8]> {
-        self.hip
+    /// The code object of the kernels for a target of HIP, as `hipDeviceProp_t::gcnArchName` names it: `gfx942`, or
+    /// `gfx942:sramecc+:xnack-`. The code works with any setting of the features behind the colon. `None` if the image
+    /// has none for this processor: HIP then compiles [`hip_source`](KernelImage::hip_source).
+    pub fn code_object(&self, target: &str) -> Option<&'static [u8]> {
+        let processor = target.split(':').next()?;
+        let found = self
+            .code_objects
+            .iter()
+            .find(|(name, _)| *name == processor);
+        found.map(|(_, code)| *code)
+    }
+
+    /// The processors for which the image has a code object: `gfx942`.
+    pub fn code_targets(&self) -> impl Iterator<Item = &'static str> {
+        self.code_objects.iter().map(|(name, _)| *name)
+    }
+
+    /// The source of the kernels for HIP: one text with all headers in it, which HIPRTC compiles as C++17.
+    pub const fn hip_source(&self) -> &'static str {
+        self.hip_source
     }
 }
 
