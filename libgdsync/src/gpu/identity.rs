@@ -34,6 +34,10 @@ pub(super) enum Device {
     CudaUuid([u8; 16]),
     /// A CUDA device whose driver gives no UUID, by its PCI address.
     CudaPci(String),
+    /// A HIP device.
+    HipUuid([u8; 16]),
+    /// A HIP device without a UUID, by its PCI address.
+    HipPci(String),
 }
 
 impl Device {
@@ -41,6 +45,7 @@ impl Device {
         match self {
             Device::Soft { .. } => "soft",
             Device::CudaUuid(_) | Device::CudaPci(_) => "cuda",
+            Device::HipUuid(_) | Device::HipPci(_) => "hip",
         }
     }
 }
@@ -58,6 +63,9 @@ impl fmt::Display for GpuIdentity {
                 Ok(())
             }
             Device::CudaPci(address) => write!(f, "CUDA GPU at {address}"),
+            // AMD's UUIDs are printable characters.
+            Device::HipUuid(uuid) => write!(f, "HIP GPU-{}", uuid.escape_ascii()),
+            Device::HipPci(address) => write!(f, "HIP GPU at {address}"),
         }
     }
 }
@@ -69,6 +77,8 @@ impl GpuIdentity {
     const SOFT: u8 = 1;
     const CUDA_UUID: u8 = 2;
     const CUDA_PCI: u8 = 3;
+    const HIP_UUID: u8 = 4;
+    const HIP_PCI: u8 = 5;
     /// The maximum number of bytes.
     const MOST: usize = 64;
 
@@ -87,6 +97,14 @@ impl GpuIdentity {
             }
             Device::CudaPci(address) => {
                 bytes.push(Self::CUDA_PCI);
+                bytes.extend(address.bytes().take(Self::MOST - 2));
+            }
+            Device::HipUuid(uuid) => {
+                bytes.push(Self::HIP_UUID);
+                bytes.extend(uuid);
+            }
+            Device::HipPci(address) => {
+                bytes.push(Self::HIP_PCI);
                 bytes.extend(address.bytes().take(Self::MOST - 2));
             }
         }
@@ -110,10 +128,18 @@ impl GpuIdentity {
             [Self::VERSION, Self::CUDA_UUID, uuid @ ..] => {
                 uuid.try_into().ok().map(Device::CudaUuid)
             }
-            [Self::VERSION, Self::CUDA_PCI, text @ ..] if bytes.len() <= Self::MOST => {
+            [Self::VERSION, Self::HIP_UUID, uuid @ ..] => uuid.try_into().ok().map(Device::HipUuid),
+            [
+                Self::VERSION,
+                kind @ (Self::CUDA_PCI | Self::HIP_PCI),
+                text @ ..,
+            ] if bytes.len() <= Self::MOST => {
                 let text = std::str::from_utf8(text).ok();
                 let text = text.filter(|text| !text.is_empty() && text.is_ascii());
-                text.map(|text| Device::CudaPci(text.to_owned()))
+                text.map(|text| match *kind {
+                    Self::HIP_PCI => Device::HipPci(text.to_owned()),
+                    _ => Device::CudaPci(text.to_owned()),
+                })
             }
             _ => None,
         };

@@ -17,6 +17,7 @@ mod cuda;
 mod driver;
 mod event;
 mod graph;
+mod hip;
 mod host;
 mod identity;
 mod kernel;
@@ -51,6 +52,8 @@ pub(crate) use consistency::no_consistency;
 pub use cuda::{cuda_caps, cuda_refusal, driver_too_old, wait_limits};
 pub use event::Event;
 pub use graph::Graph;
+#[doc(hidden)]
+pub use hip::{hip_caps, hip_wait_limits};
 pub use identity::{GpuIdentity, Unreachable};
 #[cfg(feature = "internals")]
 #[doc(hidden)]
@@ -79,6 +82,7 @@ pub(crate) use waiting::{Proof, Waiting};
 /// The runtimes of this build, in the order in which `auto` tries them.
 const RUNTIMES: &[Opener] = &[
     cuda::OPENER,
+    hip::OPENER,
     #[cfg(feature = "soft")]
     soft::OPENER,
 ];

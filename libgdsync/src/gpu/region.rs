@@ -292,9 +292,11 @@ impl Region {
     /// The 32-bit word at byte `offset`, for waits and stores of streams.
     ///
     /// # Errors
-    /// `Invalid` if the word is not inside the region or not aligned to 4 bytes.
+    /// `Invalid` if the word is not inside the region or not aligned to 4 bytes; `Unsupported` for
+    /// coarse-grained memory of HIP.
     pub fn word32(&self, offset: usize) -> Result<Word32> {
         self.check("create word", offset, 4, 4)?;
+        self.backing().check_words()?;
         Ok(Word32 {
             region: self.clone(),
             offset,
@@ -304,9 +306,10 @@ impl Region {
     /// The 64-bit word at byte `offset`, for waits and stores of streams.
     ///
     /// # Errors
-    /// `Invalid` if the word is not inside the region or not aligned to 8 bytes.
+    /// As [`Region::word32`], with 8 bytes.
     pub fn word64(&self, offset: usize) -> Result<Word64> {
         self.check("create word", offset, 8, 8)?;
+        self.backing().check_words()?;
         Ok(Word64 {
             region: self.clone(),
             offset,

@@ -136,6 +136,10 @@ pub(crate) trait Backing: Any + Send + Sync {
     }
     /// Maps the memory for the CPU.
     fn map(&self) -> Result<View>;
+    /// Refuses memory whose words streams, NICs and other GPUs cannot access while kernels run.
+    fn check_words(&self) -> Result<()> {
+        Ok(())
+    }
     /// See [`Region::share`](super::Region::share).
     fn share(&self) -> Result<SharedMemory>;
     /// Exports a dma-buf. `kept`: the descriptor, or an object made from it, may outlive the

@@ -153,6 +153,10 @@ impl Driver for Cuda {
         true
     }
 
+    fn streams_ahead(&self) -> usize {
+        32
+    }
+
     fn has_dependent_launch(&self, device: i32) -> bool {
         let major = consts::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
         self.cuLaunchKernelEx.is_some() && attribute(self, device, major) >= 9
@@ -200,7 +204,7 @@ impl Driver for Cuda {
         unsafe { exchange(&mut mode) }.is_success().then_some(mode)
     }
 
-    unsafe fn flush_remote_writes(&self) -> Called {
+    unsafe fn flush_remote_writes(&self, _device: i32) -> Called {
         optional!(self.cuFlushGPUDirectRDMAWrites(
             consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
             consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
@@ -363,6 +367,10 @@ impl Driver for Cuda {
         }
         let which = consts::CU_POINTER_ATTRIBUTE_HOST_POINTER;
         call!(self.cuPointerGetAttribute((&raw mut *host).cast(), which, at))
+    }
+
+    unsafe fn has_words(&self, _at: u64) -> bool {
+        true
     }
 
     unsafe fn is_managed(&self, at: u64) -> bool {

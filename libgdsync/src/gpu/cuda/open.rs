@@ -16,7 +16,7 @@ use crate::gpu::{Gpu, Stream, WaitLimits};
 fn driver() -> Result<&'static Cuda> {
     const OPERATION: &str = "open CUDA";
     let cuda = Cuda::get().map_err(|e| {
-        Error::new(OPERATION, Kind::Absent, format!("{}", Chain(e))).with_source(e.to_string())
+        Error::new(OPERATION, Kind::Absent, driver::chain(e)).with_source(e.to_string())
     })?;
     // SAFETY: the call may be made any number of times.
     let started = unsafe { (cuda.cuInit)(0) };
@@ -33,21 +33,6 @@ fn driver() -> Result<&'static Cuda> {
         Some(what) => Err(Error::new(OPERATION, Kind::Unsupported, what)
             .with_limit(OLDEST as u64, "as the lowest value of cuDriverGetVersion")),
         None => Ok(cuda),
-    }
-}
-
-/// An error with its causes.
-struct Chain<'a>(&'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut cause = self.0.source();
-        while let Some(e) = cause {
-            write!(f, ": {e}")?;
-            cause = e.source();
-        }
-        Ok(())
     }
 }
 

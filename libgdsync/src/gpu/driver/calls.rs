@@ -73,6 +73,8 @@ pub(crate) trait Driver: Send + Sync {
     /// Whether the driver makes physical memory that is mapped to addresses. Otherwise device memory
     /// is allocated by [`Driver::mem_alloc`].
     fn maps(&self) -> bool;
+    /// The number of streams to create ahead: the driver's creation of one may block behind waits.
+    fn streams_ahead(&self) -> usize;
     /// Whether the device has dependent launches.
     fn has_dependent_launch(&self, device: i32) -> bool;
 
@@ -87,7 +89,7 @@ pub(crate) trait Driver: Send + Sync {
     /// the previous one; `None`: the driver has no modes.
     fn exchange_capture_mode(&self, mode: Option<u32>) -> Option<u32>;
     /// Waits until writes of NICs are visible to the streams.
-    unsafe fn flush_remote_writes(&self) -> Called;
+    unsafe fn flush_remote_writes(&self, device: i32) -> Called;
 
     unsafe fn stream_create(&self, stream: &mut Handle) -> Called;
     unsafe fn stream_destroy(&self, stream: Handle) -> Called;
@@ -139,6 +141,8 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn address_range(&self, base: &mut u64, len: &mut usize, at: u64) -> Called;
     /// The CPU's address of host memory; `host` stays unchanged for device memory.
     unsafe fn host_pointer(&self, host: &mut *mut u8, at: u64) -> Called;
+    /// Whether streams, NICs and other GPUs may access words of the memory while kernels run.
+    unsafe fn has_words(&self, at: u64) -> bool;
     /// Whether the memory moves between GPU and host.
     unsafe fn is_managed(&self, at: u64) -> bool;
     /// The number of the allocation, which is never reused.
@@ -162,6 +166,7 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn physical_unmap(&self, at: u64, len: usize);
     unsafe fn physical_export(&self, fd: &mut i32, memory: Physical) -> Called;
     unsafe fn physical_import(&self, memory: &mut Physical, fd: i32) -> Called;
+    /// `at`: the start of an allocation.
     unsafe fn ipc_export(&self, handle: &mut [u8; 64], at: u64) -> Called;
     unsafe fn ipc_open(&self, at: &mut u64, handle: [u8; 64]) -> Called;
     unsafe fn ipc_close(&self, at: u64) -> Called;

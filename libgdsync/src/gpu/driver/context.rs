@@ -142,7 +142,7 @@ impl Context {
     pub fn host_flush(&self) -> Result<()> {
         let _own = self.enter_own()?;
         // SAFETY: waits for writes of others, and accesses no memory of the process.
-        let flushed = unsafe { self.driver.flush_remote_writes() };
+        let flushed = unsafe { self.driver.flush_remote_writes(self.device) };
         self.check(flushed, "flush remote writes")
     }
 

@@ -23,6 +23,8 @@ pub(crate) struct Memory {
     at: u64,
     len: usize,
     origin: Origin,
+    /// Whether streams, NICs and other GPUs may access its words while kernels run.
+    words: bool,
 }
 
 /// The way memory was allocated, which decides how it is freed.
@@ -116,6 +118,7 @@ impl Memory {
             at,
             len,
             origin,
+            words: true,
         }
     }
 
@@ -256,7 +259,9 @@ pub(super) unsafe fn adopted(
     context.check(asked, OPERATION)?;
     let owned = |owner| Origin::Owned(owner, Arc::clone(context));
     let origin = owner.map_or(Origin::Nothing, owned);
-    let memory = Memory::new(context, at, len, origin);
+    let mut memory = Memory::new(context, at, len, origin);
+    // SAFETY: the driver has found the memory.
+    memory.words = unsafe { context.driver.has_words(at) };
     Ok(memory.into_allocation(NonNull::new(host)))
 }
 
@@ -335,6 +340,20 @@ impl Backing for Memory {
             mapped: unsafe { Mapped::write_combining(base, self.len) },
             _mapping: Box::new(mapping),
         })
+    }
+
+    fn check_words(&self) -> Result<()> {
+        if self.words {
+            return Ok(());
+        }
+        let what = format!(
+            "the memory at {:#x} of {} is coarse-grained: streams, NICs and other GPUs cannot access \
+             its words while kernels run; allocate it by Gpu::alloc, or fine-grained \
+             (hipExtMallocWithFlags, hipDeviceMallocFinegrained)",
+            self.at,
+            self.context.name()
+        );
+        Err(Error::new("create word", Kind::Unsupported, what))
     }
 
     fn share(&self) -> Result<SharedMemory> {

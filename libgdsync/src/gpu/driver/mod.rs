@@ -37,7 +37,7 @@ use stream::{DriverEvent, DriverStream};
 
 pub(super) use calls::{Called, Driver, Handle, MISSING, OK, Physical};
 pub(super) use context::{Context, check};
-pub(super) use open::{Opened, adopt_stream, by_local_rank, keep_owner, open, raw_stream};
+pub(super) use open::{Opened, adopt_stream, by_local_rank, chain, keep_owner, open, raw_stream};
 
 /// A GPU of a driver, in the application's context.
 pub(super) struct DriverRuntime {

@@ -166,3 +166,14 @@ pub(in crate::gpu) fn raw_stream(stream: &Stream, runtime: &str) -> Option<Handl
     let stream = of_driver(stream)?;
     (stream.context().driver.runtime() == runtime).then(|| stream.handle())
 }
+
+/// The text of an error, with its causes.
+pub(in crate::gpu) fn chain(e: &dyn std::error::Error) -> String {
+    let mut text = e.to_string();
+    let mut cause = e.source();
+    while let Some(e) = cause {
+        text = format!("{text}: {e}");
+        cause = e.source();
+    }
+    text
+}

@@ -133,7 +133,7 @@ fn by_ipc(memory: &Memory) -> Result<SharedMemory> {
             .driver
             .address_range(&mut base, &mut size, memory.at());
         context.check(found, OPERATION)?;
-        let got = context.driver.ipc_export(&mut handle, memory.at());
+        let got = context.driver.ipc_export(&mut handle, base);
         context.check(got, OPERATION)?;
     }
     Ok(SharedMemory::Ipc {

@@ -16,8 +16,8 @@ use super::stream::DriverEvent;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::runtime::EventHandle as _;
 
-/// The maximum number of spare streams. The pool is refilled when half of them are taken.
-const AHEAD: usize = 32;
+/// The maximum number of spare streams.
+const SPARE: usize = 32;
 
 const OPERATION: &str = "create stream";
 
@@ -35,10 +35,10 @@ struct Spare {
 unsafe impl Send for Spare {}
 
 impl StreamPool {
-    /// Creates streams until the pool is full, or the driver refuses.
+    /// Creates streams ahead, until the driver refuses. The pool is refilled when half of them are taken.
     pub fn fill(&self, context: &Context) {
         let mut spares = self.0.lock();
-        while spares.len() < AHEAD
+        while spares.len() < context.driver.streams_ahead()
             && let Ok(raw) = make(context)
         {
             spares.push(Spare { raw, end: None });
@@ -52,7 +52,8 @@ impl StreamPool {
     /// refuses.
     pub fn take(&self, context: &Context, waits: impl FnOnce() -> bool) -> Result<Handle> {
         context.alive()?;
-        if self.0.lock().len() < AHEAD / 2
+        let ahead = context.driver.streams_ahead();
+        if self.0.lock().len() < ahead / 2
             && let Some(_quiet) = context.quiet()
             && context.deferred.all_idle(context)
         {
@@ -69,7 +70,7 @@ impl StreamPool {
         };
         match taken {
             Some(spare) => Ok(spare.raw),
-            None if waits() => {
+            None if ahead > 0 && waits() => {
                 let what = format!(
                     "all streams that the library created in advance are in use, and the driver \
                      may block the creation of another one while a stream of {} waits; create \
@@ -77,7 +78,7 @@ impl StreamPool {
                     context.name()
                 );
                 Err(Error::new(OPERATION, Kind::TooManyWaits, what)
-                    .with_limit(AHEAD as u64, "streams"))
+                    .with_limit(ahead as u64, "streams"))
             }
             None => make(context),
         }
@@ -88,7 +89,7 @@ impl StreamPool {
     pub fn put(&self, context: &Context, raw: Handle, end: Option<Arc<DriverEvent>>) {
         let mut spares = self.0.lock();
         let ends = end.as_ref().is_none_or(|end| end.is_recorded());
-        if ends && spares.len() < AHEAD {
+        if ends && spares.len() < SPARE {
             spares.push(Spare { raw, end });
         } else {
             destroy(context, raw);

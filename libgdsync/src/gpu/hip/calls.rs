@@ -1,0 +1,580 @@
+//! The HIP runtime as a [`Driver`].
+
+use std::borrow::Cow;
+use std::ffi::{CStr, c_char, c_void};
+
+use gdsync_sys::hip::types::{MemoryKind, hipIpcMemHandle_t, hipPointerAttribute_t};
+use gdsync_sys::hip::{Hip, HipResult, Hsa, consts};
+
+use super::{code, device, exported, submit};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::driver::{Called, Context, Driver, Handle, MISSING, OK, Physical, elf};
+use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
+use crate::memop::{DevicePtr, Op, Width};
+
+/// Calls a function of the table. The callers of this file's functions uphold its conditions.
+macro_rules! call {
+    ($hip:ident.$name:ident($($arg:expr),* $(,)?)) => {
+        Called {
+            // SAFETY: the caller's promise.
+            code: unsafe { ($hip.$name)($($arg),*) }.0,
+            call: stringify!($name),
+        }
+    };
+}
+
+/// As `call`, a function that the release may lack.
+macro_rules! optional {
+    ($hip:ident.$name:ident($($arg:expr),* $(,)?)) => {
+        Called {
+            // SAFETY: the caller's promise.
+            code: $hip.$name.map_or(MISSING, |call| unsafe { call($($arg),*) }.0),
+            call: stringify!($name),
+        }
+    };
+}
+
+/// A function that HIP does not have.
+const fn lacks(call: &'static str) -> Called {
+    Called {
+        code: MISSING,
+        call,
+    }
+}
+
+/// The context of a device: its number, behind null.
+pub(super) fn context(device: i32) -> Handle {
+    std::ptr::without_provenance_mut(device as usize + 1)
+}
+
+/// The version of the runtime; 0 if it does not say.
+pub(super) fn version(hip: &Hip) -> i32 {
+    let mut version = 0;
+    // SAFETY: stores a number.
+    let asked = unsafe { (hip.hipRuntimeGetVersion)(&mut version) };
+    if asked.is_success() { version } else { 0 }
+}
+
+/// What the runtime knows about an address; `None` for memory that it does not know.
+fn attributes(hip: &Hip, at: u64) -> Option<hipPointerAttribute_t> {
+    let mut all = std::mem::MaybeUninit::<hipPointerAttribute_t>::zeroed();
+    // SAFETY: stores the structure, which consists of numbers and addresses.
+    unsafe {
+        let asked = (hip.hipPointerGetAttributes)(all.as_mut_ptr(), at as *const c_void);
+        asked.is_success().then(|| all.assume_init())
+    }
+}
+
+/// The HSA runtime, if it can export a dma-buf.
+fn hsa() -> Option<&'static Hsa> {
+    Hsa::get()
+        .ok()
+        .filter(|hsa| hsa.hsa_amd_portable_export_dmabuf.is_some())
+}
+
+impl Driver for Hip {
+    fn api(&self) -> &'static str {
+        "HIP"
+    }
+
+    fn runtime(&self) -> &'static str {
+        super::OPENER.name
+    }
+
+    fn describe(&self, code: i32) -> [Option<String>; 2] {
+        let text = |f: unsafe extern "C" fn(HipResult) -> *const c_char| {
+            // SAFETY: returns a static string, or null.
+            let text = unsafe { f(HipResult(code)) };
+            if text.is_null() {
+                return None;
+            }
+            // SAFETY: a static string of the runtime, as checked.
+            let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+            (!text.is_empty()).then(|| text.into_owned())
+        };
+        // For a code that it does not know, the runtime returns the name of another one.
+        let unknown = HipResult::UNKNOWN.name().map(str::to_owned);
+        let name = text(self.hipGetErrorName);
+        match HipResult(code).name() {
+            None if name == unknown || name.is_none() => [None, None],
+            known => [
+                known.map(str::to_owned).or(name),
+                text(self.hipGetErrorString),
+            ],
+        }
+    }
+
+    fn kind(&self, code: i32) -> Kind {
+        match HipResult(code) {
+            HipResult::NO_DEVICE => Kind::Absent,
+            HipResult::NOT_SUPPORTED => Kind::Unsupported,
+            HipResult::INVALID_VALUE
+            | HipResult::INVALID_DEVICE
+            | HipResult::INVALID_DEVICE_POINTER
+            | HipResult::INVALID_IMAGE
+            | HipResult::INVALID_KERNEL_FILE
+            | HipResult::NO_BINARY_FOR_GPU
+            | HipResult::NOT_FOUND => Kind::Invalid,
+            lost if lost.is_sticky() => Kind::DeviceLost,
+            _ => Kind::System,
+        }
+    }
+
+    fn identity(&self, device: i32) -> GpuIdentity {
+        device::identity(self, device)
+    }
+
+    fn reaches(&self, context: &Context, other: &GpuIdentity) -> Result<(), Unreachable> {
+        device::reaches(self, context, other)
+    }
+
+    fn pci(&self, device: i32) -> Option<String> {
+        device::pci(self, device)
+    }
+
+    fn code(&self, context: &Context, image: &KernelImage) -> Result<Cow<'static, [u8]>> {
+        code::of(self, context, image)
+    }
+
+    fn maps(&self) -> bool {
+        false
+    }
+
+    fn streams_ahead(&self) -> usize {
+        // A new stream takes a share of a hardware queue, and its creation does not block.
+        0
+    }
+
+    fn has_dependent_launch(&self, _device: i32) -> bool {
+        false
+    }
+
+    #[inline]
+    fn current(&self) -> Handle {
+        let mut device = 0;
+        // SAFETY: stores a number; on failure it stays 0.
+        let _ = unsafe { (self.hipGetDevice)(&mut device) };
+        context(device)
+    }
+
+    #[inline]
+    unsafe fn enter(&self, context: Handle) -> Called {
+        call!(self.hipSetDevice(context.addr() as i32 - 1))
+    }
+
+    #[inline]
+    unsafe fn leave(&self, previous: Handle) {
+        let _ = call!(self.hipSetDevice(previous.addr() as i32 - 1));
+    }
+
+    unsafe fn context_create(&self, _context: &mut Handle, _device: i32) -> Called {
+        lacks("second context")
+    }
+
+    unsafe fn context_destroy(&self, _context: Handle) {}
+
+    fn exchange_capture_mode(&self, mode: Option<u32>) -> Option<u32> {
+        let exchange = self.hipThreadExchangeStreamCaptureMode?;
+        let mut mode = mode.unwrap_or(consts::hipStreamCaptureModeRelaxed);
+        // SAFETY: exchanges this thread's mode.
+        unsafe { exchange(&mut mode) }.is_success().then_some(mode)
+    }
+
+    unsafe fn flush_remote_writes(&self, device: i32) -> Called {
+        let Some(register) = device::flush_register(self, device) else {
+            return lacks("register for the flush of remote writes");
+        };
+        // SAFETY: the runtime has mapped this register of the device. A write flushes, and a read
+        // behind it waits for the flush.
+        unsafe {
+            register.write_volatile(1);
+            register.read_volatile();
+        }
+        Called { code: OK, call: "" }
+    }
+
+    unsafe fn stream_create(&self, stream: &mut Handle) -> Called {
+        let out = (&raw mut *stream).cast();
+        call!(self.hipStreamCreateWithFlags(out, consts::hipStreamNonBlocking))
+    }
+
+    unsafe fn stream_destroy(&self, stream: Handle) -> Called {
+        call!(self.hipStreamDestroy(stream.cast()))
+    }
+
+    #[inline]
+    unsafe fn stream_query(&self, stream: Handle) -> Called {
+        call!(self.hipStreamQuery(stream.cast()))
+    }
+
+    #[inline]
+    unsafe fn stream_is_capturing(&self, stream: Handle, capturing: &mut bool) -> Called {
+        let mut status = consts::hipStreamCaptureStatusNone;
+        let asked = call!(self.hipStreamIsCapturing(stream.cast(), &mut status));
+        *capturing = status != consts::hipStreamCaptureStatusNone;
+        asked
+    }
+
+    unsafe fn stream_context(&self, stream: Handle, context: &mut Handle) -> Called {
+        let mut device = 0;
+        let asked = optional!(self.hipStreamGetDevice(stream.cast(), &mut device));
+        if asked.is_ok() {
+            *context = self::context(device);
+        }
+        asked
+    }
+
+    unsafe fn stream_wait_event(&self, stream: Handle, event: Handle) -> Called {
+        call!(self.hipStreamWaitEvent(stream.cast(), event.cast(), 0))
+    }
+
+    #[inline]
+    unsafe fn submit(&self, context: &Context, stream: Handle, ops: &[Op]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { submit::submit(self, context, stream, ops) }
+    }
+
+    unsafe fn event_create(&self, event: &mut Handle, timing: bool) -> Called {
+        let flags = match timing {
+            true => consts::hipEventDefault,
+            false => consts::hipEventDisableTiming,
+        };
+        call!(self.hipEventCreateWithFlags((&raw mut *event).cast(), flags))
+    }
+
+    unsafe fn event_destroy(&self, event: Handle) -> Called {
+        call!(self.hipEventDestroy(event.cast()))
+    }
+
+    unsafe fn event_record(&self, event: Handle, stream: Handle) -> Called {
+        call!(self.hipEventRecord(event.cast(), stream.cast()))
+    }
+
+    unsafe fn event_query(&self, event: Handle) -> Called {
+        call!(self.hipEventQuery(event.cast()))
+    }
+
+    unsafe fn event_elapsed(&self, ms: &mut f32, start: Handle, end: Handle) -> Called {
+        call!(self.hipEventElapsedTime(ms, start.cast(), end.cast()))
+    }
+
+    unsafe fn copy(&self, to: u64, from: u64, len: usize, stream: Handle) -> Called {
+        let (to, from) = (to as *mut c_void, from as *const c_void);
+        call!(self.hipMemcpyAsync(to, from, len, consts::hipMemcpyDefault, stream.cast()))
+    }
+
+    unsafe fn copy_in(&self, to: u64, from: *const u8, len: usize, stream: Handle) -> Called {
+        call!(self.hipMemcpyHtoDAsync(to as *mut c_void, from.cast(), len, stream.cast()))
+    }
+
+    unsafe fn copy_out(&self, to: *mut u8, from: u64, len: usize, stream: Handle) -> Called {
+        call!(self.hipMemcpyDtoHAsync(to.cast(), from as *mut c_void, len, stream.cast()))
+    }
+
+    unsafe fn copy_two_rows(
+        &self,
+        _to: u64,
+        _from: *const u8,
+        _pitch: usize,
+        _half: usize,
+        _stream: Handle,
+    ) -> Called {
+        lacks("copy of rows by an engine")
+    }
+
+    unsafe fn write_word(&self, stream: Handle, to: u64, value: u64, bytes: usize) -> Called {
+        let width = match bytes {
+            8 => Width::Bits64,
+            _ => Width::Bits32,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { submit::write(self, stream.cast(), width, DevicePtr(to), value) }
+    }
+
+    unsafe fn zero(&self, at: u64, len: usize, stream: Handle) -> Called {
+        call!(self.hipMemsetD8Async(at as *mut c_void, 0, len, stream.cast()))
+    }
+
+    /// All memory is fine-grained, so that its words can be used.
+    unsafe fn mem_alloc(&self, at: &mut u64, len: usize, _shared: bool) -> Called {
+        let out = (&raw mut *at).cast();
+        call!(self.hipExtMallocWithFlags(out, len, consts::hipDeviceMallocFinegrained))
+    }
+
+    unsafe fn mem_free(&self, at: u64) -> Called {
+        exported::remove(at);
+        call!(self.hipFree(at as *mut c_void))
+    }
+
+    unsafe fn host_alloc(&self, at: &mut Handle, len: usize) -> Called {
+        let flags = consts::hipHostMallocPortable | consts::hipHostMallocMapped;
+        call!(self.hipHostMalloc(at, len, flags | consts::hipHostMallocCoherent))
+    }
+
+    unsafe fn host_register(&self, at: Handle, len: usize, device_registers: bool) -> Called {
+        let plain = consts::hipHostRegisterPortable | consts::hipHostRegisterMapped;
+        let flags = match device_registers {
+            true => plain | consts::hipHostRegisterIoMemory,
+            false => plain,
+        };
+        call!(self.hipHostRegister(at, len, flags))
+    }
+
+    unsafe fn host_unregister(&self, at: Handle) -> Called {
+        call!(self.hipHostUnregister(at))
+    }
+
+    unsafe fn host_address(&self, address: &mut u64, at: Handle) -> Called {
+        call!(self.hipHostGetDevicePointer((&raw mut *address).cast(), at, 0))
+    }
+
+    unsafe fn address_range(&self, base: &mut u64, len: &mut usize, at: u64) -> Called {
+        call!(self.hipMemGetAddressRange((&raw mut *base).cast(), len, at as *mut c_void))
+    }
+
+    unsafe fn host_pointer(&self, host: &mut *mut u8, at: u64) -> Called {
+        let mut all = std::mem::MaybeUninit::<hipPointerAttribute_t>::zeroed();
+        let asked = call!(self.hipPointerGetAttributes(all.as_mut_ptr(), at as *const c_void));
+        // SAFETY: the structure consists of numbers and addresses.
+        let all = unsafe { all.assume_init() };
+        if asked.is_ok() && all.memory_kind(version(self)) == MemoryKind::Host {
+            *host = all.host_pointer.cast();
+        }
+        asked
+    }
+
+    /// Device memory of `hipMalloc` is coarse-grained.
+    unsafe fn has_words(&self, at: u64) -> bool {
+        let device = |all: &hipPointerAttribute_t| {
+            all.memory_kind(version(self)) == MemoryKind::Device
+                && all.allocation_flags == consts::hipDeviceMallocDefault
+        };
+        !attributes(self, at).is_some_and(|all| device(&all))
+    }
+
+    unsafe fn is_managed(&self, at: u64) -> bool {
+        attributes(self, at).is_some_and(|all| all.is_managed != 0)
+    }
+
+    unsafe fn buffer_id(&self, id: &mut u64, at: u64) -> Called {
+        let which = consts::HIP_POINTER_ATTRIBUTE_BUFFER_ID;
+        call!(self.hipPointerGetAttribute((&raw mut *id).cast(), which, at as *mut c_void))
+    }
+
+    unsafe fn synchronise_copies(&self, _at: u64) {}
+
+    unsafe fn granularity(&self, _len: &mut usize, _device: i32) -> Called {
+        lacks("mapped memory")
+    }
+
+    unsafe fn physical_create(&self, _memory: &mut Physical, _len: usize, _device: i32) -> Called {
+        lacks("mapped memory")
+    }
+
+    unsafe fn physical_release(&self, _memory: Physical) {}
+
+    unsafe fn physical_map(
+        &self,
+        _at: &mut u64,
+        _len: usize,
+        _memory: Physical,
+        _device: i32,
+    ) -> Called {
+        lacks("mapped memory")
+    }
+
+    unsafe fn physical_unmap(&self, _at: u64, _len: usize) {}
+
+    unsafe fn physical_export(&self, _fd: &mut i32, _memory: Physical) -> Called {
+        lacks("mapped memory")
+    }
+
+    unsafe fn physical_import(&self, _memory: &mut Physical, _fd: i32) -> Called {
+        lacks("mapped memory")
+    }
+
+    unsafe fn ipc_export(&self, handle: &mut [u8; 64], at: u64) -> Called {
+        let mut made = hipIpcMemHandle_t { reserved: [0; 64] };
+        let done = call!(self.hipIpcGetMemHandle(&mut made, at as *mut c_void));
+        if done.is_ok() {
+            *handle = made.reserved;
+            exported::add(*handle, at);
+        }
+        done
+    }
+
+    unsafe fn ipc_open(&self, at: &mut u64, handle: [u8; 64]) -> Called {
+        if let Some(own) = exported::find(&handle) {
+            *at = own;
+            return Called {
+                code: OK,
+                call: "hipIpcOpenMemHandle",
+            };
+        }
+        // HIP 5 takes no other flag than 0, which means the same.
+        let flags = match version(self) < gdsync_sys::hip::VERSION_6 {
+            true => 0,
+            false => consts::hipIpcMemLazyEnablePeerAccess,
+        };
+        let handle = hipIpcMemHandle_t { reserved: handle };
+        call!(self.hipIpcOpenMemHandle((&raw mut *at).cast(), handle, flags))
+    }
+
+    unsafe fn ipc_close(&self, at: u64) -> Called {
+        if exported::is_own(at) {
+            return Called {
+                code: OK,
+                call: "hipIpcCloseMemHandle",
+            };
+        }
+        call!(self.hipIpcCloseMemHandle(at as *mut c_void))
+    }
+
+    unsafe fn dma_buf(&self, (fd, offset): (&mut i32, &mut u64), start: u64, len: usize) -> Called {
+        const CALL: &str = "hsa_amd_portable_export_dmabuf";
+        if let Some(export) = hsa().and_then(|hsa| hsa.hsa_amd_portable_export_dmabuf) {
+            // SAFETY: stores a descriptor and a number; the range is in live memory.
+            let status = unsafe { export(start as *const c_void, len, fd, offset) };
+            let code = match status {
+                0 => OK,
+                _ => HipResult::NOT_SUPPORTED.0,
+            };
+            return Called { code, call: CALL };
+        }
+        let kind = consts::hipMemRangeHandleTypeDmaBufFd;
+        let out = (&raw mut *fd).cast();
+        optional!(self.hipMemGetHandleForAddressRange(out, start as *mut c_void, len, kind, 0))
+    }
+
+    fn loadable<'a>(&self, code: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        const OPERATION: &str = "load module";
+        if !elf::is_binary(code) {
+            let what = "the code is no code object; HIP loads no text";
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        elf::check(OPERATION, code)?;
+        Ok(Cow::Borrowed(code))
+    }
+
+    unsafe fn module_load(&self, module: &mut Handle, code: *const u8) -> Called {
+        call!(self.hipModuleLoadData((&raw mut *module).cast(), code.cast()))
+    }
+
+    unsafe fn module_function(&self, kernel: &mut Handle, module: Handle, name: &CStr) -> Called {
+        let out = (&raw mut *kernel).cast();
+        call!(self.hipModuleGetFunction(out, module.cast(), name.as_ptr()))
+    }
+
+    /// A module is loaded with its kernels.
+    unsafe fn function_load(&self, _kernel: Handle) -> Called {
+        Called {
+            code: OK,
+            call: "hipModuleGetFunction",
+        }
+    }
+
+    /// AMD's GPUs have no division of this memory.
+    unsafe fn function_shares(&self, _kernel: Handle) -> Called {
+        Called {
+            code: OK,
+            call: "hipModuleGetFunction",
+        }
+    }
+
+    #[inline]
+    unsafe fn launch(&self, kernel: Handle, dims: &Dims, stream: Handle, args: &[u8]) -> Called {
+        let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
+        let mut size = args.len();
+        let mut extra = [
+            consts::HIP_LAUNCH_PARAM_BUFFER_POINTER,
+            args.as_ptr().cast_mut().cast(),
+            consts::HIP_LAUNCH_PARAM_BUFFER_SIZE,
+            (&raw mut size).cast(),
+            consts::HIP_LAUNCH_PARAM_END,
+        ];
+        call!(self.hipModuleLaunchKernel(
+            kernel.cast(),
+            gx,
+            gy,
+            gz,
+            bx,
+            by,
+            bz,
+            dims.shared,
+            stream.cast(),
+            std::ptr::null_mut(),
+            extra.as_mut_ptr(),
+        ))
+    }
+
+    unsafe fn launch_dependent(
+        &self,
+        kernel: Handle,
+        dims: &Dims,
+        stream: Handle,
+        args: &[u8],
+    ) -> Called {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(kernel, dims, stream, args) }
+    }
+
+    fn lacks_graphs(&self) -> Option<&'static str> {
+        let needed = [
+            (
+                "hipStreamBeginCapture",
+                self.hipStreamBeginCapture.is_some(),
+            ),
+            ("hipStreamEndCapture", self.hipStreamEndCapture.is_some()),
+            (
+                "hipGraphInstantiateWithFlags",
+                self.hipGraphInstantiateWithFlags.is_some(),
+            ),
+            ("hipGraphLaunch", self.hipGraphLaunch.is_some()),
+        ];
+        needed.iter().find(|(_, has)| !has).map(|(name, _)| *name)
+    }
+
+    unsafe fn capture_begin(&self, stream: Handle) -> Called {
+        let mode = consts::hipStreamCaptureModeRelaxed;
+        optional!(self.hipStreamBeginCapture(stream.cast(), mode))
+    }
+
+    unsafe fn capture_end(&self, stream: Handle, graph: &mut Handle) -> Called {
+        optional!(self.hipStreamEndCapture(stream.cast(), (&raw mut *graph).cast()))
+    }
+
+    unsafe fn graph_submissions(&self, graph: Handle) -> Option<u32> {
+        let mut count = 0;
+        let none = std::ptr::null_mut();
+        let asked = optional!(self.hipGraphGetNodes(graph.cast(), none, &mut count));
+        asked
+            .is_ok()
+            .then(|| u32::try_from(count).unwrap_or(u32::MAX))
+    }
+
+    unsafe fn graph_instantiate(&self, launchable: &mut Handle, graph: Handle) -> Called {
+        let out = (&raw mut *launchable).cast();
+        optional!(self.hipGraphInstantiateWithFlags(out, graph.cast(), 0))
+    }
+
+    unsafe fn graph_destroy(&self, graph: Handle) {
+        let _ = optional!(self.hipGraphDestroy(graph.cast()));
+    }
+
+    /// The first launch prepares the graph.
+    unsafe fn graph_upload(&self, _launchable: Handle, _stream: Handle) -> Called {
+        Called {
+            code: OK,
+            call: "hipGraphUpload",
+        }
+    }
+
+    #[inline]
+    unsafe fn graph_launch(&self, launchable: Handle, stream: Handle) -> Called {
+        optional!(self.hipGraphLaunch(launchable.cast(), stream.cast()))
+    }
+
+    unsafe fn launchable_destroy(&self, launchable: Handle) {
+        let _ = optional!(self.hipGraphExecDestroy(launchable.cast()));
+    }
+}

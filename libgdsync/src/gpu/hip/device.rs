@@ -1,0 +1,183 @@
+//! Properties of HIP's devices, and the conclusions: names, capabilities, limits, reach. No state of a
+//! device is changed but the access to its peers.
+
+use std::ffi::CStr;
+
+use gdsync_sys::hip::types::{hipDeviceProp_tR0000, hipDeviceProp_tR0600, hipUUID};
+use gdsync_sys::hip::{Hip, HipResult, consts};
+
+use super::submit;
+use crate::gpu::driver::Context;
+use crate::gpu::identity::Device;
+use crate::gpu::{GpuIdentity, Unreachable, WaitLimits};
+use crate::memop::Caps;
+
+/// The maximum of submissions on a waiting stream; see [`submit::BATCH`].
+const SUBMISSIONS: u32 = 1000;
+
+/// An attribute of a device; 0 if the runtime does not know it.
+pub(super) fn attribute(hip: &Hip, device: i32, which: u32) -> i32 {
+    let mut value = 0;
+    // SAFETY: stores a number.
+    let asked = unsafe { (hip.hipDeviceGetAttribute)(&mut value, which, device) };
+    if asked.is_success() { value } else { 0 }
+}
+
+/// A text that a call stores in a buffer, zero-terminated.
+fn text<const N: usize>(
+    store: impl FnOnce(*mut std::ffi::c_char, i32) -> HipResult,
+) -> Option<String> {
+    let mut text = [0_u8; N];
+    if !store(text.as_mut_ptr().cast(), N as i32).is_success() {
+        return None;
+    }
+    let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// The device as text for reports.
+pub(super) fn name(hip: &Hip, device: i32) -> String {
+    // SAFETY: stores a zero-terminated string within the length.
+    let name = text::<128>(|at, len| unsafe { (hip.hipDeviceGetName)(at, len, device) });
+    match name {
+        Some(name) => format!("hip gpu{device} ({name})"),
+        None => format!("hip gpu{device}"),
+    }
+}
+
+/// The address of a device on the PCI bus.
+pub(super) fn pci(hip: &Hip, device: i32) -> Option<String> {
+    // SAFETY: stores a zero-terminated string within the length.
+    text::<32>(|at, len| unsafe { (hip.hipDeviceGetPCIBusId)(at, len, device) })
+}
+
+/// The architecture of a device, such as `gfx942:sramecc+:xnack-`.
+pub(super) fn architecture(hip: &Hip, device: i32) -> Option<String> {
+    let name = |chars: &[std::ffi::c_char; 256]| {
+        let bytes: Vec<u8> = chars.iter().map(|c| *c as u8).collect();
+        let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?;
+        (!text.is_empty()).then(|| text.to_owned())
+    };
+    if let Some(get) = hip.hipGetDevicePropertiesR0600 {
+        let mut all = std::mem::MaybeUninit::<hipDeviceProp_tR0600>::zeroed();
+        // SAFETY: stores the structure, which consists of numbers and addresses.
+        return unsafe {
+            let asked = get(all.as_mut_ptr(), device);
+            asked
+                .is_success()
+                .then(|| name(&all.assume_init().gcn_arch_name))
+        }
+        .flatten();
+    }
+    let get = hip.hipGetDeviceProperties?;
+    let mut all = std::mem::MaybeUninit::<hipDeviceProp_tR0000>::zeroed();
+    // SAFETY: as above.
+    unsafe {
+        let asked = get(all.as_mut_ptr(), device);
+        asked
+            .is_success()
+            .then(|| name(&all.assume_init().gcn_arch_name))
+    }
+    .flatten()
+}
+
+fn uuid(hip: &Hip, device: i32) -> Option<[u8; 16]> {
+    let mut uuid = hipUUID::default();
+    // SAFETY: stores 16 bytes.
+    let asked = unsafe { (hip.hipDeviceGetUuid?)(&mut uuid, device) };
+    // Some releases store zeros.
+    (asked.is_success() && uuid.bytes != [0; 16]).then_some(uuid.bytes)
+}
+
+/// See [`Gpu::identity`](crate::Gpu::identity).
+pub(super) fn identity(hip: &Hip, device: i32) -> GpuIdentity {
+    let by_uuid = uuid(hip, device).map(Device::HipUuid);
+    let named = by_uuid.or_else(|| pci(hip, device).map(Device::HipPci));
+    // A device that the runtime does not name at all has its ordinal, which is one of this process.
+    GpuIdentity(named.unwrap_or_else(|| Device::HipPci(format!("ordinal {device}"))))
+}
+
+/// A number of the GPU that is the same in every process, and not 0.
+pub(super) fn number(hip: &Hip, device: i32) -> u64 {
+    let Some(uuid) = uuid(hip, device) else {
+        // GPUs without a UUID must count as the same GPU, because they may be.
+        return 1;
+    };
+    let half = |bytes: &[u8]| bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b));
+    (half(&uuid[..8]) ^ half(&uuid[8..])).max(1)
+}
+
+/// See [`Gpu::reaches`](crate::Gpu::reaches). Kernels of the device may access a peer from now on.
+pub(super) fn reaches(
+    hip: &Hip,
+    context: &Context,
+    other: &GpuIdentity,
+) -> Result<(), Unreachable> {
+    let (device, here) = (context.device, || context.name().to_owned());
+    let mut count = 0;
+    // SAFETY: stores a number; on failure it stays 0.
+    let _ = unsafe { (hip.hipGetDeviceCount)(&mut count) };
+    let mut devices = 0..count;
+    let there = devices.find(|at| identity(hip, *at) == *other);
+    let there = there.ok_or_else(|| Unreachable::NotVisible {
+        there: other.clone(),
+    })?;
+    if there == device {
+        return Ok(());
+    }
+    let no_access = || Unreachable::NoPeerAccess {
+        here: here(),
+        there: name(hip, there),
+    };
+    let mut can = 0;
+    // SAFETY: stores a number; on failure it stays 0.
+    let _ = unsafe { (hip.hipDeviceCanAccessPeer)(&mut can, device, there) };
+    if can == 0 {
+        return Err(no_access());
+    }
+    let _app = context.enter_app().map_err(|_| no_access())?;
+    // SAFETY: changes no memory; the device of the thread is this one.
+    match unsafe { (hip.hipDeviceEnablePeerAccess)(there, 0) } {
+        HipResult::SUCCESS | HipResult::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+        _ => Err(no_access()),
+    }
+}
+
+/// The register of a device that flushes the writes of other devices to its memory.
+pub(super) fn flush_register(hip: &Hip, device: i32) -> Option<*mut u32> {
+    let mut at: *mut u32 = std::ptr::null_mut();
+    let which = consts::hipDeviceAttributeHdpMemFlushCntl;
+    // SAFETY: this attribute is an address: 8 bytes are stored.
+    let asked = unsafe { (hip.hipDeviceGetAttribute)((&raw mut at).cast(), which, device) };
+    (asked.is_success() && !at.is_null()).then_some(at)
+}
+
+/// The capabilities of a device's streams.
+pub fn hip_caps(hip: &Hip, device: i32) -> Caps {
+    Caps {
+        memops64: true,
+        nor: true,
+        mask: true,
+        flush: false,
+        ordered_writes: false,
+        host_flush: flush_register(hip, device).is_some(),
+        inline_copy: false,
+        fence: false,
+        kernels: true,
+        batch_limit: submit::BATCH,
+    }
+}
+
+/// The limits of a device, by its number of hardware queues: `GPU_MAX_HW_QUEUES`, which the runtime
+/// reads when it starts. Streams share the queues, and a stream that waits holds its queue.
+pub fn hip_wait_limits(queues: Option<&str>) -> WaitLimits {
+    let channels = queues.and_then(|v| v.trim().parse::<u32>().ok());
+    let channels = channels.unwrap_or(4).clamp(1, 32);
+    WaitLimits {
+        channels,
+        // One queue for copies of the library, and one for other streams.
+        streams: channels.saturating_sub(2).max(1),
+        submissions: Some(SUBMISSIONS),
+        multiprocessors: None,
+    }
+}

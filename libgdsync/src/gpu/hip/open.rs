@@ -1,0 +1,185 @@
+//! Opening of HIP GPUs, and adoption of the application's streams.
+
+use std::ffi::c_void;
+
+use gdsync_sys::hip::{Hip, HipResult, consts};
+
+use super::device::{self, attribute, hip_caps, hip_wait_limits};
+use super::{OPENER, calls};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::driver::{self, Called, Opened};
+use crate::gpu::{Gpu, Stream, WaitLimits};
+
+const OPERATION: &str = "open HIP GPU";
+
+/// The oldest usable release of HIP, as `hipRuntimeGetVersion` returns it: the first that has 64-bit
+/// waits with masks.
+const OLDEST: i32 = 50_000_000;
+
+/// The initialised runtime, or the reason why it cannot be used.
+fn runtime() -> Result<&'static Hip> {
+    let hip = Hip::get().map_err(|e| {
+        Error::new(OPERATION, Kind::Absent, driver::chain(e)).with_source(e.to_string())
+    })?;
+    // SAFETY: the call may be made any number of times.
+    let started = unsafe { (hip.hipInit)(0) };
+    if let Err(e) = check(hip, started, "hipInit", "this machine") {
+        return Err(Error::new(OPERATION, Kind::Absent, e.reason().to_owned()).with_source(e));
+    }
+    let version = calls::version(hip);
+    if version < OLDEST {
+        let dotted = |v: i32| format!("{}.{}", v / 10_000_000, v / 100_000 % 100);
+        let (is, oldest) = (dotted(version), dotted(OLDEST));
+        let what =
+            format!("HIP is of version {is}, and gdsync needs {oldest} or later; update ROCm");
+        return Err(Error::new(OPERATION, Kind::Unsupported, what)
+            .with_limit(OLDEST as u64, "as the lowest value of hipRuntimeGetVersion"));
+    }
+    Ok(hip)
+}
+
+fn check(hip: &Hip, result: HipResult, call: &'static str, gpu: &str) -> Result<()> {
+    let code = result.0;
+    driver::check(hip, Called { code, call }, OPERATION, gpu)
+}
+
+/// The number of GPUs that HIP shows.
+fn count(hip: &Hip) -> Result<u32> {
+    let mut count = 0;
+    // SAFETY: stores a number.
+    let asked = unsafe { (hip.hipGetDeviceCount)(&mut count) };
+    if asked != HipResult::NO_DEVICE {
+        check(hip, asked, "hipGetDeviceCount", "this machine")?;
+    }
+    match u32::try_from(count) {
+        Ok(count) if count > 0 => Ok(count),
+        _ => {
+            let what = "HIP finds no GPU; `rocminfo` lists the GPUs of this machine, access to \
+                        /dev/kfd needs the group `render`, and HIP_VISIBLE_DEVICES or \
+                        ROCR_VISIBLE_DEVICES may hide GPUs";
+            Err(Error::new(OPERATION, Kind::Absent, what))
+        }
+    }
+}
+
+/// See [`driver::by_local_rank`].
+pub(super) fn by_local_rank() -> Result<Gpu> {
+    driver::by_local_rank(|| count(runtime()?), Gpu::hip, "HIP_VISIBLE_DEVICES")
+}
+
+/// Refuses a device that the library does not support.
+fn check_device(hip: &Hip, device: i32) -> Result<()> {
+    let has = |which| attribute(hip, device, which);
+    let (kind, why) =
+        if has(consts::hipDeviceAttributeComputeMode) == consts::hipComputeModeProhibited as i32 {
+            (Kind::System, "its compute mode prohibits contexts")
+        } else if has(consts::hipDeviceAttributeCanUseStreamWaitValue) == 0 {
+            let why = "its streams cannot wait for words (hipDeviceAttributeCanUseStreamWaitValue)";
+            (Kind::Unsupported, why)
+        } else if has(consts::hipDeviceAttributeFineGrainSupport) == 0 {
+            let why = "it has no fine-grained device memory (hipDeviceAttributeFineGrainSupport)";
+            (Kind::Unsupported, why)
+        } else {
+            return Ok(());
+        };
+    let what = format!("{} cannot be used: {why}", device::name(hip, device));
+    Err(Error::new(OPERATION, kind, what))
+}
+
+impl Gpu {
+    /// Opens HIP GPU `index`, in HIP's order. Every call for the same index returns the same [`Gpu`].
+    /// It stays open until the process ends.
+    ///
+    /// The first call loads `libamdhip64.so`, or the library that `GDS_HIP_LIB` names. The kernels of
+    /// this library are built for gfx90a, gfx942 and gfx1100; HIPRTC compiles them for other GPUs.
+    ///
+    /// No release has run this on an AMD GPU: the tests run it on a stand-in for HIP.
+    ///
+    /// # Errors
+    /// `Absent` if HIP or a GPU is missing or HIP does not start, with the reason; `Unsupported` for a
+    /// release or GPU that is too old; `Invalid` for an index past the last GPU; `System`,
+    /// `DeviceLost` if HIP refuses. See also [`Gpu::open`].
+    pub fn hip(index: u32) -> Result<Gpu> {
+        let hip = runtime()?;
+        let count = count(hip)?;
+        if index >= count {
+            let what = format!("GPU {index} does not exist; GPUs are numbered from 0");
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(count as u64, "GPUs"));
+        }
+        let device = index as i32;
+        check_device(hip, device)?;
+        let gpu = || {
+            let queues = std::env::var("GPU_MAX_HW_QUEUES").ok();
+            let all = attribute(hip, device, consts::hipDeviceAttributeMultiprocessorCount);
+            Opened {
+                device,
+                name: device::name(hip, device),
+                alone: true,
+                caps: hip_caps(hip, device),
+                number: device::number(hip, device),
+                limits: WaitLimits {
+                    multiprocessors: u32::try_from(all).ok().filter(|all| *all > 0),
+                    ..hip_wait_limits(queues.as_deref())
+                },
+                same_address: false,
+            }
+        };
+        // SAFETY: a device has one context, which lives as long as the process.
+        unsafe { driver::open(hip, (calls::context(device), 0), gpu) }
+    }
+
+    /// Adopts a stream of the application, a `hipStream_t`. As long as a handle on it is held, every
+    /// call returns the same [`Stream`]. The application may enqueue work by its own calls too; the
+    /// library cannot see the waits among it.
+    ///
+    /// # Safety
+    /// `raw` is a live stream of this GPU, and is not destroyed while the [`Stream`] or a clone of it
+    /// is held.
+    ///
+    /// # Errors
+    /// `Foreign` if this GPU is not a HIP GPU or the stream belongs to another GPU; `Invalid` for the
+    /// default stream, which synchronises with other streams of its GPU, and for the per-thread default
+    /// stream, which is a different stream on each thread; `System`, `DeviceLost` if HIP refuses.
+    pub unsafe fn hip_stream(&self, raw: *mut c_void) -> Result<Stream> {
+        const OPERATION: &str = "adopt HIP stream";
+        if raw.is_null() {
+            let what = "the stream is the default stream, which synchronises with other streams; \
+                        create a stream (hipStreamCreateWithFlags, hipStreamNonBlocking)";
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        if raw == consts::hipStreamPerThread.cast() {
+            let what = "the stream is the per-thread default stream, which differs on each thread; \
+                        create a stream";
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { driver::adopt_stream(self, "HIP", OPERATION, raw) }
+    }
+
+    /// Adopts a stream that `owner` keeps alive, as [`Gpu::hip_stream`] does. The library drops
+    /// `owner` after the last handle on the stream, on the thread that drops that handle.
+    ///
+    /// # Safety
+    /// `raw` is a live stream of this GPU, and is not destroyed before `owner` is dropped.
+    ///
+    /// # Errors
+    /// As [`Gpu::hip_stream`]; the library drops `owner`.
+    pub unsafe fn hip_stream_owned(
+        &self,
+        raw: *mut c_void,
+        owner: Box<dyn Send + Sync>,
+    ) -> Result<Stream> {
+        // SAFETY: the owner keeps the stream, and the handle keeps the owner.
+        let stream = unsafe { self.hip_stream(raw)? };
+        driver::keep_owner(&stream, owner);
+        Ok(stream)
+    }
+}
+
+impl Stream {
+    /// The native `hipStream_t`, for the application's own calls; `None` if the stream is not a HIP
+    /// stream.
+    pub fn as_hip(&self) -> Option<*mut c_void> {
+        driver::raw_stream(self, OPENER.name)
+    }
+}
