@@ -32,7 +32,6 @@ mod unsupported;
 mod waits;
 
 use clap::Parser;
-use gdsync::Gpu;
 use libtest_mimic::{Arguments, Failed};
 
 use crate::rig::verdict::{Verdict, text};
@@ -43,7 +42,7 @@ use suite::Suite;
 use unsupported::{ANY_DATAGRAMS, Lack};
 
 /// The variable with the number of hardware channels of a context.
-const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+const CHANNELS: [&str; 2] = ["CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES"];
 
 /// Laps of each ring that a program runs; `GDS_LAPS` sets another number.
 const LAPS: usize = 100;
@@ -187,7 +186,7 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
     add(suite, runtime, title, graphs::replays);
     let title = "graph launched behind a wait";
     add(suite, runtime, title, graphs::behind_a_wait);
-    if runtime == Runtime::Cuda {
+    if runtime.has_driver() {
         // The soft GPU lets the caller wait instead.
         let title = "a full stream that waits";
         add(suite, runtime, title, waits::full_stream);
@@ -201,14 +200,12 @@ fn add_shared(suite: &mut Suite, runtime: Runtime) {
         shared::two_processes(rig, name)
     });
     // On other machines the trial above is the only one.
-    let other = Gpu::open("cuda:1")
-        .ok()
-        .filter(|_| runtime == Runtime::Cuda);
-    let first = other.and_then(|other| Some((Gpu::open("cuda:0").ok()?, other)));
+    let other = runtime.gpu(1).ok();
+    let first = other.and_then(|other| Some((runtime.gpu(0).ok()?, other)));
     if first.is_some_and(|(first, other)| first.reaches(&other.identity()).is_ok()) {
         let title = "shared memory of two processes on two GPUs";
-        add(suite, runtime, title, |rig| {
-            shared::two_processes(rig, "cuda:1")
+        add(suite, runtime, title, move |rig| {
+            shared::two_processes(rig, &format!("{name}:1"))
         });
     }
     let title = "shared memory of one process";

@@ -6,7 +6,7 @@ use super::cover::{self, Axis, Cell};
 use super::settings;
 use crate::program::{self, Program, Settings, Side};
 use crate::rig::verdict::Verdict;
-use crate::rig::{Pair, Rig, Runtime};
+use crate::rig::{Pair, Rig};
 
 /// The axes of the matrix.
 pub const AXES: [Axis; 9] = [
@@ -45,7 +45,7 @@ pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
     let mut blocks: u32 = setting(cell, "blocks").parse()?;
     let payload = settings::memory(setting(cell, "payload"));
     let may_spin = matches!(setting(cell, "posts"), "kernel" | "auto");
-    if rig.runtime == Runtime::Cuda && payload == MemoryKind::Device && may_spin {
+    if rig.runtime.has_driver() && payload == MemoryKind::Device && may_spin {
         // Each copy by the virtual NIC waits until the spinning kernel's time slice ends.
         blocks = 4;
     }

@@ -56,13 +56,6 @@ impl Suite {
         }
     }
 
-    /// Adds a trial for HIP, which this version cannot run, as ignored. (CUDA is not in this
-    /// matrix, because the capabilities of its streams cannot be switched.)
-    pub fn lacks_hip(&mut self) {
-        let why = "this version has no HIP runtime";
-        self.lacking("hip", why, !is_required("hip"));
-    }
-
     /// Adds a trial that cannot run here, as ignored.
     pub fn lacking(&mut self, what: &str, why: impl Display, ignored: bool) {
         let title = format!("{what} (needs {what}: {why})");

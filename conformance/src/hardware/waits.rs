@@ -22,11 +22,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Runs the trial with `streams` waiting streams in a process with `channels` hardware channels.
 pub fn in_a_process(runtime: Runtime, channels: u32, streams: usize) -> Verdict {
     let mut command = child::command("waits", &[runtime.name(), &streams.to_string()])?;
-    // 8 is the driver's default.
+    // 8 is the default of CUDA's driver.
+    let [cuda, hip] = CHANNELS;
     match channels {
-        8 => command.env_remove(CHANNELS),
-        other => command.env(CHANNELS, other.to_string()),
+        8 => command.env_remove(cuda),
+        other => command.env(cuda, other.to_string()),
     };
+    command.env(hip, channels.to_string());
     child::run(command, scaled(LIMIT)).map(drop)
 }
 
@@ -41,7 +43,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
 
 fn gpu(runtime: Runtime) -> Verdict<Rig> {
     match runtime {
-        Runtime::Cuda => Ok(Rig::open(runtime)?),
+        Runtime::Cuda | Runtime::Hip => Ok(Rig::open(runtime)?),
         Runtime::Soft => {
             let channels = std::env::var(CHANNELS).ok();
             let options = SoftOptions::default()

@@ -24,18 +24,31 @@ pub enum Runtime {
     Soft,
     /// A GPU of NVIDIA.
     Cuda,
+    /// A GPU of AMD.
+    Hip,
 }
 
 impl Runtime {
     /// All of them.
-    pub const ALL: [Runtime; 2] = [Runtime::Soft, Runtime::Cuda];
+    pub const ALL: [Runtime; 3] = [Runtime::Soft, Runtime::Cuda, Runtime::Hip];
 
     /// Its name, as `GDS_REQUIRE` and `GDS_GPU` have it.
     pub fn name(self) -> &'static str {
         match self {
             Runtime::Soft => "soft",
             Runtime::Cuda => "cuda",
+            Runtime::Hip => "hip",
         }
+    }
+
+    /// Whether its GPUs are devices with a driver.
+    pub fn has_driver(self) -> bool {
+        self != Runtime::Soft
+    }
+
+    /// The GPU with this number.
+    pub fn gpu(self, number: u32) -> gdsync::Result<Gpu> {
+        Gpu::open(&format!("{}:{number}", self.name()))
     }
 
     /// The runtime of this name.

@@ -66,7 +66,7 @@ impl Ranks {
             let mut command = child::command(role, &arguments)?;
             command
                 .env("MP_RANK", &me)
-                .env(CHANNELS, channels(ranks, gpus).to_string())
+                .envs(CHANNELS.map(|name| (name, channels(ranks, gpus).to_string())))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());

@@ -23,7 +23,6 @@ pub(super) mod zero_sm;
 use std::time::Instant;
 
 use clap::{Parser, value_parser};
-use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::Provider;
 use libtest_mimic::Arguments;
@@ -69,9 +68,11 @@ fn cell(word: &str) -> Result<Cell, &'static str> {
 pub fn command(words: impl Iterator<Item = String>) -> ! {
     let choice: Choice = parsed("conformance mp", words);
     // Ranks share GPUs, so that many streams wait; the driver reads it at its start.
-    if std::env::var_os(CHANNELS).is_none() {
-        // SAFETY: no other thread has been started yet.
-        unsafe { std::env::set_var(CHANNELS, "32") };
+    for name in CHANNELS {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: no other thread has been started yet.
+            unsafe { std::env::set_var(name, "32") };
+        }
     }
     let start = Instant::now();
     let mut suite = or_exit(Suite::new("mp"));
@@ -81,7 +82,6 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
             add(&mut suite, runtime, &choice);
         }
     }
-    suite.lacks_hip();
     suite.run(choice.trials, |conclusion| {
         let (messages, bytes) = run::moved();
         println!(
@@ -101,8 +101,8 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
     };
     let (gpus, streams) = match runtime {
         Runtime::Soft => (1, None),
-        Runtime::Cuda => {
-            let there = (1..choice.gpus).take_while(|i| Gpu::open(&format!("cuda:{i}")).is_ok());
+        Runtime::Cuda | Runtime::Hip => {
+            let there = (1..choice.gpus).take_while(|i| runtime.gpu(*i).is_ok());
             let gpus = 1 + there.count() as u32;
             (gpus, gpu.wait_limits().map(|limits| limits.streams * gpus))
         }
@@ -114,7 +114,7 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
     };
     let apart = Resources {
         streams: None,
-        shared: runtime == Runtime::Cuda,
+        shared: runtime.has_driver(),
     };
     if choice.cell.is_none() {
         for kind in [MemoryKind::Pinned, MemoryKind::Device] {
@@ -134,7 +134,7 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
                 collectives::collectives(runtime, gpus, kind)
             });
             // They use no NIC, so one run on the software GPU is enough.
-            if runtime == Runtime::Cuda || suite.chosen.provider == Provider::Emulated {
+            if runtime.has_driver() || suite.chosen.provider == Provider::Emulated {
                 suite.add(runtime, format!("graphs: {kind:?}"), move || {
                     graphs::graphs(runtime, gpus, kind)
                 });
@@ -148,7 +148,7 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
                 lost::lost(runtime, gpus, failure)
             });
         }
-        let lengths = match runtime == Runtime::Cuda || choice.whole {
+        let lengths = match runtime.has_driver() || choice.whole {
             true => &killed::LENGTHS[..],
             false => &killed::FEW,
         };

@@ -45,7 +45,7 @@ pub fn gpu_of(runtime: Runtime, rank: u32, gpus: u32) -> Verdict<Gpu> {
                 .stream_bound(1 << 14);
             Ok(Gpu::soft_with(live, options)?)
         }
-        Runtime::Cuda => Ok(Gpu::open(&format!("cuda:{}", rank % gpus))?),
+        Runtime::Cuda | Runtime::Hip => Ok(runtime.gpu(rank % gpus)?),
     }
 }
 
