@@ -45,7 +45,7 @@ fn gpu(runtime: Runtime) -> Verdict<Rig> {
     match runtime {
         Runtime::Cuda | Runtime::Hip => Ok(Rig::open(runtime)?),
         Runtime::Soft => {
-            let channels = std::env::var(CHANNELS).ok();
+            let channels = std::env::var(CHANNELS[0]).ok();
             let options = SoftOptions::default()
                 .channels(channels.map_or(Ok(8), |channels| channels.parse())?);
             let live: Arc<dyn gds_step::Host> = gds_step::Live::global()?;
@@ -90,7 +90,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
             let error = refused(posted, Kind::TooManyWaits, "one stream too many")?;
             let text = error.to_string();
             ensure(
-                text.contains(CHANNELS) && error.limit() == Some(limit as u64),
+                names_setting(rig.runtime, &text) && error.limit() == Some(limit as u64),
                 || text.clone(),
             )?;
         }
@@ -208,4 +208,14 @@ pub fn full_stream(rig: &Rig) -> Verdict {
     finish(&stream, "a stream that was full")?;
     pair.message(rig, 8)?;
     pair.leave("a full stream")
+}
+
+/// Whether the text names what sets the number of channels.
+fn names_setting(runtime: Runtime, text: &str) -> bool {
+    let [cuda, hip] = CHANNELS;
+    text.contains(match runtime {
+        Runtime::Soft => "SoftOptions::channels",
+        Runtime::Cuda => cuda,
+        Runtime::Hip => hip,
+    })
 }

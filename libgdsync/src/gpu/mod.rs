@@ -324,6 +324,7 @@ impl Gpu {
     ///
     /// A waiting stream holds a hardware channel of its CUDA context. The library keeps two
     /// channels free: 6 streams may wait by default, and 30 with `CUDA_DEVICE_MAX_CONNECTIONS=32`.
+    /// With HIP, 2 streams may wait by default, and 6 with `GPU_MAX_HW_QUEUES=8`.
     /// On a software GPU it keeps one of the 8 channels free. One more waiting stream is refused
     /// with [`Kind::TooManyWaits`](crate::Kind::TooManyWaits).
     pub fn max_waiting_streams(&self) -> Option<u32> {

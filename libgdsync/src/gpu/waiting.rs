@@ -33,6 +33,8 @@ use crate::ring::RingMemory;
 pub struct WaitLimits {
     /// The hardware channels of a context.
     pub channels: u32,
+    /// What sets the number of channels, as an error names it.
+    pub setting: &'static str,
     /// The streams that may wait at a time while the others still progress.
     pub streams: u32,
     /// The submissions that the library puts on one waiting stream; `None`: the runtime limits them
@@ -485,9 +487,8 @@ impl Waiting {
         }
         let what = format!(
             "{stream:?} cannot wait too: with more waiting streams, other work could not execute \
-             on the {} hardware channels of this GPU; set CUDA_DEVICE_MAX_CONNECTIONS (at most \
-             32) before the first use of CUDA",
-            limits.channels
+             on the {} hardware channels of this GPU; set {}",
+            limits.channels, limits.setting
         );
         Err(Error::new(operation, Kind::TooManyWaits, what).with_limit(limits.streams, "streams"))
     }

@@ -84,6 +84,7 @@ pub fn wait_limits(connections: Option<&str>) -> WaitLimits {
     let channels = channels.unwrap_or(8).clamp(1, 32);
     WaitLimits {
         channels,
+        setting: "CUDA_DEVICE_MAX_CONNECTIONS (at most 32) before the first use of CUDA",
         // Measured: with 8 channels, 6 streams may wait while kernels, copies and memory operations
         // of all other streams progress; a 7th waiting stream blocks them. With one or two channels
         // no stream could wait safely: the library allows one, at the program's risk.

@@ -175,6 +175,7 @@ pub fn hip_wait_limits(queues: Option<&str>) -> WaitLimits {
     let channels = channels.unwrap_or(4).clamp(1, 32);
     WaitLimits {
         channels,
+        setting: "GPU_MAX_HW_QUEUES before the first use of HIP",
         // One queue for copies of the library, and one for other streams.
         streams: channels.saturating_sub(2).max(1),
         submissions: Some(SUBMISSIONS),

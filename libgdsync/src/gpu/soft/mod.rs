@@ -346,6 +346,7 @@ impl Runtime for SoftRuntime {
         let channels = u32::try_from(self.channels).unwrap_or(u32::MAX);
         Some(WaitLimits {
             channels,
+            setting: "SoftOptions::channels",
             // If waiting streams hold all channels, no other stream progresses.
             streams: channels.saturating_sub(1).clamp(1, MOST_SLOTS),
             // A full stream blocks the caller, as its options say.

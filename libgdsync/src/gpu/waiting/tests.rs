@@ -23,6 +23,7 @@ impl Rig {
         Rig {
             waiting: Waiting::new(Some(WaitLimits {
                 channels: 8,
+                setting: "nothing",
                 streams: 6,
                 submissions: Some(900),
                 multiprocessors: Some(132),
