@@ -7,17 +7,14 @@ mod standin;
 use common::*;
 use gdsync::gpu::{GpuIdentity, KERNELS, Unreachable};
 use gdsync::internals::Fill;
-use standin::{Control, Variant, cases, inside};
+use standin::{Control, Driver, Variant, cases, inside};
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.
 const COMPUTE_MAJOR: i32 = 75;
 
 /// Two GPUs, in a stand-in that lacks a function.
 const fn two_without(function: &'static str) -> Variant {
-    Variant {
-        without: Some(function),
-        env: &[("STANDIN_DEVICES", "2")],
-    }
+    Variant::of(Driver::Cuda, Some(function), &[("STANDIN_DEVICES", "2")])
 }
 
 /// The first GPU and the name of the second one; each reaches itself.

@@ -1,9 +1,16 @@
-// The part of the CUDA driver's binary interface that the stand-in implements: numbers as in cuda.h
-// 13.0.
+// The part of the drivers' binary interfaces that the stand-ins implement: numbers as in cuda.h 13.0,
+// and as in HIP 6 and 7, whose codes of errors are those of CUDA.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+// The name or value for the driver that this is compiled for.
+#ifdef STANDIN_HIP
+#define VENDOR(cuda, hip) hip
+#else
+#define VENDOR(cuda, hip) cuda
+#endif
 
 #define STANDIN_API extern "C" __attribute__((visibility("default")))
 
@@ -17,18 +24,23 @@ enum Code : int {
     kInvalidValue = 1,
     kOutOfMemory = 2,
     kNotInitialized = 3,
+    kInvalidDevicePointer = 17,
+    kInvalidMemcpyDirection = 21,
     kDeviceUnavailable = 46,
     kNoDevice = 100,
     kInvalidDevice = 101,
     kInvalidImage = 200,
     kInvalidContext = 201,
     kMapFailed = 205,
+    kNoBinaryForGpu = 209,
+    kPeerUnsupported = 217,
     kOperatingSystem = 304,
     kInvalidHandle = 400,
     kNotFound = 500,
     kNotReady = 600,
     kIllegalState = 401,
     kIllegalAddress = 700,
+    kPeerEnabled = 704,
     kContextIsDestroyed = 709,
     kHostMemoryAlreadyRegistered = 712,
     kHostMemoryNotRegistered = 713,
@@ -40,7 +52,14 @@ enum Code : int {
     kCaptureInvalidated = 901,
     kCaptureUnmatched = 903,
     kUnknown = 999,
+
+    // A stream that does not exist, and one of another context.
+    kNoStream = VENDOR(kInvalidHandle, kContextIsDestroyed),
+    kForeignStream = VENDOR(kInvalidContext, kInvalidHandle),
 };
+
+// The end of the `extra` arguments of a launch.
+constexpr uint64_t kLaunchEnd = VENDOR(0, 3);
 
 enum MemOpCode : u32 {
     kWaitValue32 = 1,
@@ -66,6 +85,7 @@ enum : u32 {
     kRangeHandleDmaBuf = 1,
     kLocationDevice = 1,
     kAllocationPinned = 1,
+    kAllocationUncached = 0x40000000,  // HIP
     kAccessNone = 0,
     kAccessRead = 1,
     kAccessReadWrite = 3,
@@ -101,6 +121,10 @@ enum Attribute : int {
     kDmaBuf = 124,
     kIpcEvents = 125,
     kFabricHandles = 128,
+
+    kHipComputeMode = 6,
+    kHipMaxSharedPerBlock = 74,
+    kHipDmaBuf = 93,
 };
 
 // One entry of a batch. `value` of a 32-bit operation is in its low half.

@@ -1,5 +1,5 @@
 // Streams, run in order by one worker thread. A waiting stream holds a hardware channel of its
-// context; when all but one are held, the other streams of the context stall.
+// context, which may stall others: that differs between the drivers.
 #include <sys/mman.h>
 
 #include <chrono>
@@ -13,15 +13,11 @@ namespace {
 // Commands that one stream runs before the next one has its turn.
 constexpr int kTurn = 64;
 
-bool all_held(const Machine& m, const Context& context) {
-    return context.waiting >= (m.channels > 1 ? m.channels - 1 : 1);
-}
-
 bool run(Machine& m, Stream& stream) {
     Context& context = *stream.context;
     bool progress = false;
     for (int i = 0; i < kTurn && !stream.queue.empty() && m.lost == 0; i++) {
-        if (!stream.holds && !stream.runs && all_held(m, context)) break;
+        if (!stream.holds && !stream.runs && stalls(m, stream)) break;
         const Step step = stream.queue.front()();
         if (step == Step::waits) {
             if (!stream.holds) context.waiting++;
@@ -151,5 +147,7 @@ int settle_stream(Lock& lock, const char* name, Stream* stream) {
     const u64 mark = stream->submitted;
     return block(lock, name, [&] { return stream->finished >= mark; });
 }
+
+int settle_until(Lock& lock, const char* name, const std::function<bool()>& done) { return block(lock, name, done); }
 
 }  // namespace standin

@@ -15,14 +15,6 @@ int told(const char* variable, int otherwise) {
     return text != nullptr ? atoi(text) : otherwise;
 }
 
-// Calls that may wait for streams, which a running capture forbids.
-bool unsafe_in_capture(const std::string& name) {
-    static const auto* names = new std::set<std::string>{
-        "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister_v2", "cuMemHostUnregister",
-        "cuEventQuery", "cuModuleLoadData", "cuModuleUnload", "cuIpcCloseMemHandle"};
-    return names->count(name) != 0;
-}
-
 // Whether a capture forbids the call; the attempt invalidates the capture.
 bool spoils_capture(Machine& m, const char* name) {
     if (capture_mode() == kCaptureRelaxed || !unsafe_in_capture(name)) return false;
@@ -46,7 +38,7 @@ int& capture_mode() {
     return mode;
 }
 
-Machine::Machine() : version(told("STANDIN_VERSION", 13000)), devices(told("STANDIN_DEVICES", 1)), peers(told("STANDIN_PEERS", 1) != 0) {}
+Machine::Machine() : version(told("STANDIN_VERSION", VENDOR(13000, 60443483))), devices(told("STANDIN_DEVICES", 1)), peers(told("STANDIN_PEERS", 1) != 0) {}
 
 // Every program that uses the stand-in is a test: it fails if it has named a destroyed stream, for
 // which a driver's behaviour is undefined.
@@ -74,16 +66,6 @@ const char*& current_call() {
 }
 
 u64 thread_id() { return static_cast<u64>(syscall(SYS_gettid)); }
-
-std::vector<Context*>& current_stack() {
-    static thread_local std::vector<Context*> stack;
-    return stack;
-}
-
-Context* current_context() {
-    auto& stack = current_stack();
-    return stack.empty() ? nullptr : stack.back();
-}
 
 Lock::Lock() : std::unique_lock<std::mutex>(machine().mutex, std::defer_lock) {
     Machine& m = machine();
@@ -123,43 +105,24 @@ int refusal(const char* name, Need need) {
     if (need == Need::nothing) return kOk;
     if (m.lost != 0) return m.lost;
     if (need == Need::device) return kOk;
-    if (!m.initialised) return kNotInitialized;
-    if (spoils_capture(m, name)) return kCaptureUnsupported;
-    if (need == Need::init) return kOk;
-    Context* context = current_context();
-    if (context == nullptr) return kInvalidContext;
-    return context->alive ? kOk : kContextIsDestroyed;
+    if (m.initialised && spoils_capture(m, name)) return kCaptureUnsupported;
+    return state_refusal(m, need);
 }
 
 int Machine::attribute(int which) const {
     auto set = attributes.find(which);
     if (set != attributes.end()) return set->second;
-    switch (which) {
-        case kMaxThreadsPerBlock: return 1024;
-        case kMaxSharedPerBlock: return 48 << 10;
-        case kWarpSize: return 32;
-        case kMultiprocessorCount: return 132;
-        case kAsyncEngineCount: return 3;
-        case kComputeMajor: return 9;
-        case kPciBusId: return 0x41;
-        case kRdmaOrdering: return 100;
-        case kCanMapHostMemory:
-        case kConcurrentKernels:
-        case kUnifiedAddressing:
-        case kHostPointerForRegistered:
-        case kHostRegisterSupported:
-        case kVirtualMemory:
-        case kPosixFdSupported:
-        case kRdmaWithVmm:
-        case kReadOnlyRegister:
-        case kRdmaSupported:
-        case kRdmaFlushOptions:
-        case kMemOps64:
-        case kWaitNorCapability:
-        case kDmaBuf:
-        case kIpcEvents: return 1;
-        default: return 0;
-    }
+    return default_attribute(which);
+}
+
+Context* make_context(Machine& m, int device, bool primary) {
+    auto* context = new Context{};
+    context->device = device;
+    context->id = m.next_id++;
+    context->primary = primary;
+    context->legacy = make_stream(context);
+    m.contexts.insert(context);
+    return context;
 }
 
 void Machine::lose(int code) {

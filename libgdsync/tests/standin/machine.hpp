@@ -40,6 +40,8 @@ struct Node {
 struct Stream {
     Context* context;
     u64 id;
+    // The hardware queue, for HIP.
+    unsigned hardware = 0;
     std::deque<Command> queue;
     u64 submitted = 0, finished = 0;
     bool holds = false, runs = false, destroyed = false;
@@ -79,6 +81,8 @@ struct Context {
     u64 room = kStreamBlock;
     std::vector<std::unique_ptr<Stream>> streams;
     Stream* legacy = nullptr;
+    // HIP: the devices whose memory this one may access.
+    std::set<int> peers;
 };
 
 struct Event {
@@ -95,6 +99,7 @@ struct Module;
 struct Physical {
     int file;
     u64 len;
+    bool fine;
 };
 
 enum class Kind { device, host, registered, ipc, mapped };
@@ -111,6 +116,8 @@ struct Range {
     u32 flags;
     int references = 1;
     bool managed = false;
+    // HIP: fine-grained memory, and memory of a signal.
+    bool fine = false, signal = false;
 };
 
 // Calls in the order in which they were made.
@@ -135,7 +142,9 @@ struct Function {
 
 struct Module {
     Context* context;
+    // PTX, or the kernels of a code object with the size of their parameters.
     std::string text;
+    std::map<std::string, u64> kernels;
     std::map<std::string, Function> functions;
 };
 
@@ -196,6 +205,9 @@ struct Machine {
 
     Machine();
     int attribute(int which) const;
+    u32 shared_per_block() const { return static_cast<u32>(attribute(VENDOR(kMaxSharedPerBlock, kHipMaxSharedPerBlock))); }
+    // The flag with which an IPC handle is opened: in HIP 5 it is 0.
+    unsigned ipc_flag() const { return VENDOR(1, version < 60000000 ? 0 : 1); }
     void lose(int code);
     Stream* stream(void* handle, Context* current);
     void retire(std::unique_ptr<Stream> stream);
@@ -206,16 +218,24 @@ struct Machine {
 Machine& machine();
 u64 thread_id();
 
-// The contexts of the calling thread, the current one last.
-std::vector<Context*>& current_stack();
+// What a call requires of the state.
+enum class Need { nothing, device, init, context };
+
+Context* make_context(Machine& m, int device, bool primary);
+
+// Each driver has these. The calling thread's context; whether the call needs more than that the
+// driver is initialised; whether a capture forbids the call; the value of a device attribute that no
+// test has set; whether other streams keep the stream from running.
 Context* current_context();
+int state_refusal(Machine& m, Need need);
+bool unsafe_in_capture(const std::string& name);
+int default_attribute(int which);
+bool stalls(const Machine& m, const Stream& stream);
 
 class Lock : public std::unique_lock<std::mutex> {
   public:
     Lock();
 };
-
-enum class Need { nothing, device, init, context };
 
 inline u64 bits(u64 v) { return v; }
 template <class T>
@@ -253,6 +273,13 @@ int enqueue(Lock& lock, Stream* stream, Command command, bool kernel = false);
 // Returns once everything enqueued in the context so far has run.
 int settle(Lock& lock, const char* name, Context* context);
 int settle_stream(Lock& lock, const char* name, Stream* stream);
+int settle_until(Lock& lock, const char* name, const std::function<bool()>& done);
+
+// Pinned memory, pinned.cpp.
+void* host_alloc(u64 len);
+void host_free(void* at, u64 len);
+// Whether memory of the host can be pinned.
+int pinnable(const Machine& m, u64 begin, u64 end, bool io);
 
 // Memory of the device, arena.cpp: the CPU can reach it only through the stand-in.
 bool arena_alloc(u64 len, u64* address, char** alias);

@@ -1,6 +1,7 @@
-//! A stand-in for `libcuda.so.1`, built from the C++ beside this file: the driver's functions with
-//! their order, their refusals and the calls that block, on memory of this process. `inside!` runs
-//! a test in a separate process with it; [`Control`] reads and switches its state.
+//! Stand-ins for `libcuda.so.1` and `libamdhip64.so`, built from the C++ beside this file: the
+//! driver's functions with their order, their refusals and the calls that block, on memory of this
+//! process. Files `cuda_*` and `hip_*` belong to one of them; the others are compiled for both.
+//! `inside!` runs a test in a separate process with one; [`Control`] reads and switches its state.
 
 #![allow(dead_code, unused_macros, unused_imports)]
 
@@ -18,34 +19,94 @@ use std::time::{Duration, Instant};
 
 /// Names the test that a child runs.
 const CHILD: &str = "STANDIN_CHILD";
-/// The path of the library, as gdsync reads it.
+/// The variables with the paths of the libraries, as gdsync reads them.
 pub const LIBRARY: &str = "GDS_CUDA_LIB";
-/// One build of the stand-in, and the process it is loaded into.
+const HIP_LIBRARY: &str = "GDS_HIP_LIB";
+
+/// The driver that a stand-in stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Driver {
+    /// NVIDIA's.
+    #[default]
+    Cuda,
+    /// AMD's, HIP 6.
+    Hip6,
+    /// AMD's, HIP 7, with batches of memory operations and exports of address ranges.
+    Hip7,
+}
+
+/// Functions that HIP 6 does not have.
+const NEW_IN_HIP_7: [&str; 2] = ["hipStreamBatchMemOp", "hipMemGetHandleForAddressRange"];
+
+impl Driver {
+    /// The name of the library.
+    const fn soname(self) -> &'static str {
+        match self {
+            Driver::Cuda => "libcuda.so.1",
+            Driver::Hip6 => "libamdhip64.so.6",
+            Driver::Hip7 => "libamdhip64.so.7",
+        }
+    }
+
+    /// Whether this source belongs to another driver.
+    fn lacks(self, source: &Path) -> bool {
+        let other = if self == Driver::Cuda {
+            "hip_"
+        } else {
+            "cuda_"
+        };
+        source
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .starts_with(other)
+    }
+}
+
+/// One build of a stand-in, and the process it is loaded into.
 #[derive(Clone, Debug, Default)]
 pub struct Variant {
+    /// The driver.
+    pub driver: Driver,
     /// A function that it does not export.
     pub without: Option<&'static str>,
     /// Environment of the process: `STANDIN_VERSION`, `STANDIN_DEVICES`,
-    /// `CUDA_DEVICE_MAX_CONNECTIONS`, ...
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`, `GPU_MAX_HW_QUEUES`, `STANDIN_ARCH`, ...
     pub env: &'static [(&'static str, &'static str)],
 }
 
 impl Variant {
-    /// A variant with this in the environment of its process.
-    pub const fn env(env: &'static [(&'static str, &'static str)]) -> Variant {
-        Variant { without: None, env }
+    /// The stand-in for HIP 6.
+    pub const HIP6: Variant = Variant::of(Driver::Hip6, None, &[]);
+    /// The stand-in for HIP 7.
+    pub const HIP7: Variant = Variant::of(Driver::Hip7, None, &[]);
+
+    /// A variant with all its fields.
+    pub const fn of(
+        driver: Driver,
+        without: Option<&'static str>,
+        env: &'static [(&'static str, &'static str)],
+    ) -> Variant {
+        Variant {
+            driver,
+            without,
+            env,
+        }
     }
 
-    /// A variant that does not export this function.
+    /// A variant of CUDA's with this in the environment of its process.
+    pub const fn env(env: &'static [(&'static str, &'static str)]) -> Variant {
+        Variant::of(Driver::Cuda, None, env)
+    }
+
+    /// A variant of CUDA's that does not export this function.
     pub const fn without(function: &'static str) -> Variant {
-        Variant {
-            without: Some(function),
-            env: &[],
-        }
+        Variant::of(Driver::Cuda, Some(function), &[])
     }
 }
 
-/// Continues in a separate process in which the stand-in is libcuda; the first line of a test.
+/// Continues in a separate process in which the stand-in is the driver; the first line of a test.
 macro_rules! inside {
     ($variant:expr) => {
         let name = crate::standin::child::test_name!();
@@ -72,7 +133,7 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// Whether this is the process for the test `name`, with the stand-in as its libcuda. If not, the
+/// Whether this is the process for the test `name`, with the stand-in as its driver. If not, the
 /// function starts that process, whose failure is the test's.
 pub fn is_child(name: &str, variant: &Variant) -> bool {
     child::is(CHILD, name) || {
@@ -81,18 +142,27 @@ pub fn is_child(name: &str, variant: &Variant) -> bool {
     }
 }
 
-/// Runs the test `name` in a separate process in which `library` is libcuda.
+/// Runs the test `name` in a separate process in which `library` is the driver.
 pub fn run(name: &str, library: &Path, variant: &Variant) {
+    let path = match variant.driver {
+        Driver::Cuda => LIBRARY,
+        Driver::Hip6 | Driver::Hip7 => HIP_LIBRARY,
+    };
     child::run(CHILD, name, |command| {
         command
             .env_remove("CUDA_DEVICE_MAX_CONNECTIONS")
             .env_remove("CUDA_MODULE_LOADING")
+            .env_remove("GPU_MAX_HW_QUEUES")
+            .env_remove("GPU_STREAMOPS_CP_WAIT")
+            .env_remove(LIBRARY)
+            .env_remove(HIP_LIBRARY)
             .env_remove("GDS_GPU")
             .env_remove("GDS_LOWER")
             .env_remove("MP_LOCAL_RANK")
             .env_remove("LOCAL_RANK")
             .env_remove("SLURM_LOCALID")
-            .env(LIBRARY, library)
+            .env(path, library)
+            .envs((variant.driver == Driver::Hip7).then_some(("STANDIN_VERSION", "70051831")))
             .envs(variant.env.iter().copied());
     });
 }
@@ -116,6 +186,7 @@ pub fn build(variant: &Variant) -> PathBuf {
     ] {
         sources.extend(files(&root.join(folder), &[extension]));
     }
+    sources.retain(|source| !variant.driver.lacks(source));
     let mut hasher = DefaultHasher::new();
     for folder in include.iter().chain([&root.join("tests/kernels")]) {
         for file in files(folder, &["cpp", "hpp", "cu"]) {
@@ -123,16 +194,16 @@ pub fn build(variant: &Variant) -> PathBuf {
         }
     }
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("standin-{:x}", hasher.finish()));
-    if !out.join("objects").exists() {
-        once(&out.join("objects"), |folder| {
-            compile(&sources, &include, folder)
-        });
+    // Both stand-ins for HIP have the same objects.
+    let hip = variant.driver != Driver::Cuda;
+    let objects = out.join(if hip { "objects-hip" } else { "objects" });
+    if !objects.exists() {
+        once(&objects, |folder| compile(&sources, &include, hip, folder));
     }
-    let name = variant.without.unwrap_or("all");
-    once(&out.join(name), |folder| {
-        link(&out.join("objects"), variant, folder)
-    });
-    out.join(name).join("libcuda.so.1")
+    let soname = variant.driver.soname();
+    let name = format!("{soname}-{}", variant.without.unwrap_or("all"));
+    once(&out.join(&name), |folder| link(&objects, variant, folder));
+    out.join(name).join(soname)
 }
 
 /// Makes a folder, complete or not at all: tests of several processes build at the same time.
@@ -169,7 +240,7 @@ fn compiler() -> Command {
     Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()))
 }
 
-fn compile(sources: &[PathBuf], include: &[PathBuf], out: &Path) {
+fn compile(sources: &[PathBuf], include: &[PathBuf], hip: bool, out: &Path) {
     let children = sources.iter().enumerate().map(|(i, source)| {
         let mut command = compiler();
         // Fibers jump from stack to stack, which the fortified longjmp reports as an error.
@@ -180,6 +251,9 @@ fn compile(sources: &[PathBuf], include: &[PathBuf], out: &Path) {
             "-pthread",
             "-U_FORTIFY_SOURCE",
         ]);
+        if hip {
+            command.arg("-DSTANDIN_HIP");
+        }
         for folder in include {
             command.arg("-I").arg(folder);
         }
@@ -196,20 +270,22 @@ fn compile(sources: &[PathBuf], include: &[PathBuf], out: &Path) {
 fn link(objects: &Path, variant: &Variant, out: &Path) {
     let mut command = compiler();
     // It has a thread that never ends, so it is never unloaded.
-    command.args([
-        "-shared",
-        "-pthread",
-        "-Wl,-Bsymbolic",
-        "-Wl,-z,nodelete",
-        "-Wl,-soname,libcuda.so.1",
-    ]);
-    if let Some(name) = variant.without {
+    command.args(["-shared", "-pthread", "-Wl,-Bsymbolic", "-Wl,-z,nodelete"]);
+    let soname = variant.driver.soname();
+    command.arg(format!("-Wl,-soname,{soname}"));
+    let old = variant.driver == Driver::Hip6;
+    let hidden = NEW_IN_HIP_7.into_iter().filter(|_| old);
+    let hidden: String = hidden
+        .chain(variant.without)
+        .map(|name| format!("{name}; "))
+        .collect();
+    if !hidden.is_empty() {
         let script = out.join("exports");
-        std::fs::write(&script, format!("{{ local: {name}; }};")).unwrap();
+        std::fs::write(&script, format!("{{ local: {hidden}}};")).unwrap();
         command.arg(format!("-Wl,--version-script={}", script.display()));
     }
     command.args(files(objects, &["o"]));
-    command.arg("-o").arg(out.join("libcuda.so.1"));
+    command.arg("-o").arg(out.join(soname));
     assert!(command.status().unwrap().success());
 }
 
@@ -241,7 +317,8 @@ pub struct Control(*mut c_void);
 impl Control {
     /// The library that gdsync loads in this process.
     pub fn open() -> Control {
-        let path = std::env::var(LIBRARY).expect("not in a process of `inside!`");
+        let path = std::env::var(LIBRARY).or(std::env::var(HIP_LIBRARY));
+        let path = path.expect("not in a process of `inside!`");
         let path = CString::new(path).unwrap();
         const NOW: c_int = 2;
         // SAFETY: a terminated string; the library's initialisers access no memory of this

@@ -1,12 +1,10 @@
-// Modules: the PTX text names the kernels; they run as the host compiler built them.
+// Modules: their images name the kernels, which run as the host compiler built them.
 #include <dlfcn.h>
 
-#include <cctype>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
-#include "machine.hpp"
+#include "module.hpp"
 
 using namespace standin;
 
@@ -21,32 +19,9 @@ void* self() {
     return handle;
 }
 
-// Whether the text is PTX: comments, then its version.
-bool is_ptx(const char* text) {
-    for (;;) {
-        while (isspace(static_cast<unsigned char>(*text)) != 0) text++;
-        if (strncmp(text, "//", 2) != 0) break;
-        while (*text != '\0' && *text != '\n') text++;
-    }
-    return strncmp(text, ".version", 8) == 0 && strstr(text, ".target") != nullptr;
-}
+}  // namespace
 
-// The bytes of a kernel's only parameter, a structure; 0 if it has none, or another kind of
-// parameter.
-bool find_entry(const std::string& text, const std::string& name, u64* params) {
-    const std::string head = ".entry " + name + "(";
-    const size_t at = text.find(head);
-    if (at == std::string::npos) return false;
-    const std::string list = text.substr(at + head.size(), text.find(')', at) - at - head.size());
-    const size_t bytes = list.find(".b8 "), open = list.find('[');
-    *params = bytes != std::string::npos && open != std::string::npos ? strtoull(list.c_str() + open + 1, nullptr, 10) : 0;
-    return true;
-}
-
-bool eager() {
-    const char* mode = getenv("CUDA_MODULE_LOADING");
-    return mode != nullptr && strcmp(mode, "EAGER") == 0;
-}
+namespace standin {
 
 Function* function(Machine& m, void* handle) {
     for (auto& [key, module] : m.modules) {
@@ -57,7 +32,7 @@ Function* function(Machine& m, void* handle) {
     return nullptr;
 }
 
-// Code is loaded onto the device at its first use, and the load blocks behind waits.
+// Code is loaded onto the device at its first use at the latest, and the load blocks behind waits.
 int load(Lock& lock, const char* name, Function* function) {
     if (function->loaded) return kOk;
     const int code = settle(lock, name, function->module->context);
@@ -65,7 +40,7 @@ int load(Lock& lock, const char* name, Function* function) {
     return code;
 }
 
-int parameters(const Function& function, void** each, void** extra, std::vector<char>* out) {
+static int parameters(const Function& function, void** each, void** extra, std::vector<char>* out) {
     out->resize(function.params);
     if (function.params == 0) return kOk;
     if (each != nullptr) {
@@ -74,7 +49,7 @@ int parameters(const Function& function, void** each, void** extra, std::vector<
     }
     const void* buffer = nullptr;
     size_t size = 0;
-    for (; extra != nullptr && *extra != nullptr; extra += 2) {
+    for (; extra != nullptr && bits(*extra) != kLaunchEnd; extra += 2) {
         if (bits(extra[0]) == 1) buffer = extra[1];
         if (bits(extra[0]) == 2) size = *static_cast<size_t*>(extra[1]);
     }
@@ -88,11 +63,11 @@ int launch(Machine& m, Lock& lock, const char* name, void* handle, const u32 gri
     Function* f = function(m, handle);
     if (f == nullptr) return kInvalidHandle;
     Stream* stream = m.stream(stream_handle, current_context());
-    if (stream == nullptr) return kInvalidHandle;
-    if (stream->context != current_context() || f->module->context != stream->context) return kInvalidContext;
+    if (stream == nullptr) return kNoStream;
+    if (stream->context != current_context() || f->module->context != stream->context) return kForeignStream;
     const u64 threads = u64{block_size[0]} * block_size[1] * block_size[2], blocks = u64{grid_size[0]} * grid_size[1] * grid_size[2];
     if (blocks == 0 || threads == 0 || threads > 1024 || (each != nullptr && extra != nullptr)) return kInvalidValue;
-    if (shared > static_cast<u32>(m.attribute(kMaxSharedPerBlock))) return kInvalidValue;
+    if (shared > static_cast<u32>(m.shared_per_block())) return kInvalidValue;
     std::vector<char> params;
     int code = parameters(*f, each, extra, &params);
     if (code != kOk) return code;
@@ -110,37 +85,23 @@ int launch(Machine& m, Lock& lock, const char* name, void* handle, const u32 gri
     return enqueue(lock, stream, grid(f->entry, grid_size, block_size, shared, std::move(params)), true);
 }
 
-}  // namespace
+}  // namespace standin
 
-STANDIN_API int cuModuleLoadData(Module** out, const char* image) {
-    return call("cuModuleLoadData", Need::context, [&](Machine& m, Lock& lock) -> int {
-        if (image == nullptr || !is_ptx(image)) return kInvalidImage;
-        auto module = std::make_unique<Module>();
-        module->context = current_context();
-        module->text = image;
-        const int code = settle(lock, "cuModuleLoadData", module->context);
-        if (code != kOk) return code;
-        *out = module.get();
-        m.modules[*out] = std::move(module);
-        return kOk;
-    });
-}
-
-STANDIN_API int cuModuleUnload(Module* module) {
-    return call("cuModuleUnload", Need::context, [&](Machine& m, Lock& lock) -> int {
+STANDIN_API int VENDOR(cuModuleUnload, hipModuleUnload)(Module* module) {
+    return call(__func__, Need::context, [&](Machine& m, Lock& lock) -> int {
         if (m.modules.count(module) == 0) return kInvalidHandle;
-        const int code = settle(lock, "cuModuleUnload", module->context);
+        const int code = settle(lock, current_call(), module->context);
         if (code == kOk) m.modules.erase(module);
         return code;
     }, module);
 }
 
-STANDIN_API int cuModuleGetFunction(Function** out, Module* module, const char* name) {
-    return call("cuModuleGetFunction", Need::context, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuModuleGetFunction, hipModuleGetFunction)(Function** out, Module* module, const char* name) {
+    return call(__func__, Need::context, [&](Machine& m, Lock&) -> int {
         if (m.modules.count(module) == 0) return kInvalidHandle;
         m.log.note(name);
         u64 params;
-        if (!find_entry(module->text, name, &params)) return kNotFound;
+        if (!find_entry(*module, name, &params)) return kNotFound;
         void* entry = dlsym(self(), name);
         if (entry == nullptr) return kNotFound;
         auto made = module->functions.try_emplace(name, Function{name, module, reinterpret_cast<Entry>(entry), params, eager()});
@@ -149,15 +110,8 @@ STANDIN_API int cuModuleGetFunction(Function** out, Module* module, const char* 
     }, module);
 }
 
-STANDIN_API int cuFuncLoad(void* handle) {
-    return call("cuFuncLoad", Need::context, [&](Machine& m, Lock& lock) -> int {
-        Function* f = function(m, handle);
-        return f == nullptr ? kInvalidHandle : load(lock, "cuFuncLoad", f);
-    }, handle);
-}
-
-STANDIN_API int cuFuncGetAttribute(int* value, int attribute, void* handle) {
-    return call("cuFuncGetAttribute", Need::context, [&](Machine& m, Lock& lock) -> int {
+STANDIN_API int VENDOR(cuFuncGetAttribute, hipFuncGetAttribute)(int* value, int attribute, void* handle) {
+    return call(__func__, Need::context, [&](Machine& m, Lock& lock) -> int {
         Function* f = function(m, handle);
         if (f == nullptr) return kInvalidHandle;
         constexpr int kThreads = 0;
@@ -166,31 +120,3 @@ STANDIN_API int cuFuncGetAttribute(int* value, int attribute, void* handle) {
     }, static_cast<u64>(attribute), handle);
 }
 
-STANDIN_API int cuFuncSetAttribute(void* handle, int attribute, int value) {
-    return call("cuFuncSetAttribute", Need::context, [&](Machine& m, Lock&) -> int {
-        constexpr int kPreferredCarveout = 9;
-        if (function(m, handle) == nullptr) return kInvalidHandle;
-        return attribute == kPreferredCarveout && value >= -1 && value <= 100 ? kOk : kInvalidValue;
-    }, handle, static_cast<u64>(attribute), static_cast<u64>(value));
-}
-
-STANDIN_API int cuLaunchKernel(void* handle, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 shared, void* stream_handle,
-                               void** each, void** extra) {
-    return call("cuLaunchKernel", Need::context, [&](Machine& m, Lock& lock) -> int {
-        const u32 grid_size[3] = {gx, gy, gz}, block_size[3] = {bx, by, bz};
-        return launch(m, lock, "cuLaunchKernel", handle, grid_size, block_size, shared, stream_handle, each, extra);
-    }, handle, u64{gx}, u64{gy}, u64{gz}, u64{bx}, u64{by}, u64{bz}, u64{shared}, stream_handle);
-}
-
-// A dependent launch is one like any other: no kernel starts early here.
-STANDIN_API int cuLaunchKernelEx(const LaunchConfig* config, void* handle, void** each, void** extra) {
-    return call("cuLaunchKernelEx", Need::context, [&](Machine& m, Lock& lock) -> int {
-        constexpr int kStreamSerialization = 6;
-        for (u32 i = 0; i < config->count; i++) {
-            const LaunchAttribute& attribute = config->attributes[i];
-            if (attribute.id != kStreamSerialization || attribute.value.number < 0 || attribute.value.number > 1) return kInvalidValue;
-            if (m.attribute(kComputeMajor) < 9) return kNotSupported;
-        }
-        return launch(m, lock, "cuLaunchKernelEx", handle, config->grid, config->block, config->shared, config->stream, each, extra);
-    }, handle, u64{config->count}, config->stream);
-}

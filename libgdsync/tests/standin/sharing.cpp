@@ -20,6 +20,7 @@ struct Ticket {
     u32 magic;
     int pid, file;
     u64 offset, len, id;
+    bool fine;
 };
 static_assert(sizeof(Ticket) <= sizeof(IpcHandle));
 
@@ -29,26 +30,28 @@ char* map(int file, u64 offset, u64 len, void* at, int rights) {
     return got == MAP_FAILED ? nullptr : static_cast<char*>(got);
 }
 
+bool is_allocation(u32 type) { return type == kAllocationPinned || type == kAllocationUncached; }
+
 u64 pages(u64 len) { return (len + 4095) / 4096 * 4096; }
 
 }  // namespace
 
-STANDIN_API int cuIpcGetMemHandle(IpcHandle* out, u64 address) {
-    return call("cuIpcGetMemHandle", Need::context, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuIpcGetMemHandle, hipIpcGetMemHandle)(IpcHandle* out, u64 address) {
+    return call(__func__, Need::context, [&](Machine& m, Lock&) -> int {
         const Range* range = m.find(address, 1);
         if (range == nullptr || range->kind != Kind::device) return kInvalidValue;
-        const Ticket ticket{kMagic, getpid(), arena_file(), arena_offset(range->base), range->len, range->id};
+        const Ticket ticket{kMagic, getpid(), arena_file(), arena_offset(range->base), range->len, range->id, range->fine};
         memset(out, 0, sizeof *out);
         memcpy(out, &ticket, sizeof ticket);
         return kOk;
     }, address);
 }
 
-STANDIN_API int cuIpcOpenMemHandle_v2(u64* out, IpcHandle handle, unsigned flags) {
-    return call("cuIpcOpenMemHandle_v2", Need::context, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuIpcOpenMemHandle_v2, hipIpcOpenMemHandle)(u64* out, IpcHandle handle, unsigned flags) {
+    return call(__func__, Need::context, [&](Machine& m, Lock&) -> int {
         Ticket ticket;
         memcpy(&ticket, &handle, sizeof ticket);
-        if (flags != 1 || ticket.magic != kMagic) return kInvalidValue;
+        if (flags != m.ipc_flag() || ticket.magic != kMagic) return kInvalidValue;
         if (ticket.pid == getpid()) return kInvalidContext;
         // The same handle again is the same mapping.
         const u64 key = ticket.id << 32 | static_cast<u32>(ticket.pid);
@@ -66,16 +69,17 @@ STANDIN_API int cuIpcOpenMemHandle_v2(u64* out, IpcHandle handle, unsigned flags
         close(file);
         if (at == nullptr) return kMapFailed;
         m.memory[bits(at)] = Range{bits(at), ticket.len, Kind::ipc, current_context(), false, at, key, 0};
+        m.memory[bits(at)].fine = ticket.fine;
         *out = bits(at);
         return kOk;
     }, u64{flags});
 }
 
-STANDIN_API int cuIpcCloseMemHandle(u64 address) {
-    return call("cuIpcCloseMemHandle", Need::context, [&](Machine& m, Lock& lock) -> int {
+STANDIN_API int VENDOR(cuIpcCloseMemHandle, hipIpcCloseMemHandle)(u64 address) {
+    return call(__func__, Need::context, [&](Machine& m, Lock& lock) -> int {
         auto found = m.memory.find(address);
         if (found == m.memory.end() || found->second.kind != Kind::ipc) return kInvalidValue;
-        const int code = settle(lock, "cuIpcCloseMemHandle", found->second.context);
+        const int code = settle(lock, current_call(), found->second.context);
         if (code != kOk || --found->second.references != 0) return code;
         munmap(found->second.alias, pages(found->second.len));
         m.memory.erase(address);
@@ -83,29 +87,29 @@ STANDIN_API int cuIpcCloseMemHandle(u64 address) {
     }, address);
 }
 
-STANDIN_API int cuMemGetAllocationGranularity(size_t* out, const AllocationProp* prop, int) {
-    return call("cuMemGetAllocationGranularity", Need::init, [&](Machine&, Lock&) -> int {
-        if (prop->type != kAllocationPinned) return kInvalidValue;
+STANDIN_API int VENDOR(cuMemGetAllocationGranularity, hipMemGetAllocationGranularity)(size_t* out, const AllocationProp* prop, int) {
+    return call(__func__, Need::init, [&](Machine&, Lock&) -> int {
+        if (!is_allocation(prop->type)) return kInvalidValue;
         *out = kGranularity;
         return kOk;
     });
 }
 
-STANDIN_API int cuMemCreate(u64* out, size_t len, const AllocationProp* prop, unsigned long long flags) {
-    return call("cuMemCreate", Need::init, [&](Machine& m, Lock&) -> int {
-        const bool right = prop->type == kAllocationPinned && prop->location.type == kLocationDevice && prop->location.id < m.devices;
+STANDIN_API int VENDOR(cuMemCreate, hipMemCreate)(u64* out, size_t len, const AllocationProp* prop, unsigned long long flags) {
+    return call(__func__, Need::init, [&](Machine& m, Lock&) -> int {
+        const bool right = is_allocation(prop->type) && prop->location.type == kLocationDevice && prop->location.id < m.devices;
         if (!right || flags != 0 || len == 0 || len % kGranularity != 0) return kInvalidValue;
         if ((prop->handle_types & ~kHandlePosixFd) != 0) return kNotSupported;
         const int file = memfd_create("standin-physical", MFD_CLOEXEC);
         if (file < 0 || ftruncate(file, static_cast<off_t>(len)) != 0) return kOutOfMemory;
         *out = m.next_id++;
-        m.physical[*out] = Physical{file, len};
+        m.physical[*out] = Physical{file, len, prop->type == kAllocationUncached};
         return kOk;
     }, u64{len}, u64{flags});
 }
 
-STANDIN_API int cuMemRelease(u64 handle) {
-    return call("cuMemRelease", Need::init, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuMemRelease, hipMemRelease)(u64 handle) {
+    return call(__func__, Need::init, [&](Machine& m, Lock&) -> int {
         auto found = m.physical.find(handle);
         if (found == m.physical.end()) return kInvalidValue;
         // Mapped memory stays mapped.
@@ -115,8 +119,8 @@ STANDIN_API int cuMemRelease(u64 handle) {
     }, handle);
 }
 
-STANDIN_API int cuMemAddressReserve(u64* out, size_t len, size_t alignment, u64, unsigned long long flags) {
-    return call("cuMemAddressReserve", Need::init, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuMemAddressReserve, hipMemAddressReserve)(u64* out, size_t len, size_t alignment, u64, unsigned long long flags) {
+    return call(__func__, Need::init, [&](Machine& m, Lock&) -> int {
         if (flags != 0 || len == 0 || len % kGranularity != 0) return kInvalidValue;
         const u64 to = alignment > kGranularity ? alignment : kGranularity;
         void* at = mmap(nullptr, len + to, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -130,8 +134,8 @@ STANDIN_API int cuMemAddressReserve(u64* out, size_t len, size_t alignment, u64,
     }, u64{len}, u64{alignment});
 }
 
-STANDIN_API int cuMemAddressFree(u64 address, size_t len) {
-    return call("cuMemAddressFree", Need::init, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuMemAddressFree, hipMemAddressFree)(u64 address, size_t len) {
+    return call(__func__, Need::init, [&](Machine& m, Lock&) -> int {
         auto found = m.reserved.find(address);
         if (found == m.reserved.end() || found->second != len || m.overlapping(address, address + len) != nullptr) return kInvalidValue;
         munmap(reinterpret_cast<void*>(address), len);
@@ -140,8 +144,8 @@ STANDIN_API int cuMemAddressFree(u64 address, size_t len) {
     }, address, u64{len});
 }
 
-STANDIN_API int cuMemMap(u64 address, size_t len, size_t offset, u64 handle, unsigned long long flags) {
-    return call("cuMemMap", Need::init, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuMemMap, hipMemMap)(u64 address, size_t len, size_t offset, u64 handle, unsigned long long flags) {
+    return call(__func__, Need::init, [&](Machine& m, Lock&) -> int {
         auto physical = m.physical.find(handle);
         auto after = m.reserved.upper_bound(address);
         if (flags != 0 || offset != 0 || physical == m.physical.end() || len > physical->second.len) return kInvalidValue;
@@ -153,12 +157,13 @@ STANDIN_API int cuMemMap(u64 address, size_t len, size_t offset, u64 handle, uns
         if (map(physical->second.file, 0, len, reinterpret_cast<void*>(address), PROT_NONE) == nullptr) return kMapFailed;
         Context* context = current_context();
         m.memory[address] = Range{address, len, Kind::mapped, context, true, alias, m.next_id++, kAccessNone};
+        m.memory[address].fine = physical->second.fine;
         return kOk;
     }, address, u64{len}, u64{offset}, handle);
 }
 
-STANDIN_API int cuMemUnmap(u64 address, size_t len) {
-    return call("cuMemUnmap", Need::init, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuMemUnmap, hipMemUnmap)(u64 address, size_t len) {
+    return call(__func__, Need::init, [&](Machine& m, Lock&) -> int {
         auto found = m.memory.find(address);
         if (found == m.memory.end() || found->second.kind != Kind::mapped || found->second.len != len) return kInvalidValue;
         m.unmapped.emplace_back(found->second.alias, len);
@@ -168,8 +173,8 @@ STANDIN_API int cuMemUnmap(u64 address, size_t len) {
     }, address, u64{len});
 }
 
-STANDIN_API int cuMemSetAccess(u64 address, size_t len, const AccessDesc* rights, size_t count) {
-    return call("cuMemSetAccess", Need::init, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuMemSetAccess, hipMemSetAccess)(u64 address, size_t len, const AccessDesc* rights, size_t count) {
+    return call(__func__, Need::init, [&](Machine& m, Lock&) -> int {
         auto found = m.memory.find(address);
         if (found == m.memory.end() || found->second.kind != Kind::mapped || found->second.len != len || count == 0) return kInvalidValue;
         found->second.flags = rights[0].flags;
@@ -179,8 +184,8 @@ STANDIN_API int cuMemSetAccess(u64 address, size_t len, const AccessDesc* rights
     }, address, u64{len});
 }
 
-STANDIN_API int cuMemExportToShareableHandle(void* out, u64 handle, int type, unsigned long long flags) {
-    return call("cuMemExportToShareableHandle", Need::init, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuMemExportToShareableHandle, hipMemExportToShareableHandle)(void* out, u64 handle, int type, unsigned long long flags) {
+    return call(__func__, Need::init, [&](Machine& m, Lock&) -> int {
         auto found = m.physical.find(handle);
         if (found == m.physical.end() || flags != 0) return kInvalidValue;
         if (type != kHandlePosixFd) return kNotSupported;
@@ -189,21 +194,21 @@ STANDIN_API int cuMemExportToShareableHandle(void* out, u64 handle, int type, un
     }, handle, static_cast<u64>(type));
 }
 
-STANDIN_API int cuMemImportFromShareableHandle(u64* out, void* os_handle, int type) {
-    return call("cuMemImportFromShareableHandle", Need::init, [&](Machine& m, Lock&) -> int {
+STANDIN_API int VENDOR(cuMemImportFromShareableHandle, hipMemImportFromShareableHandle)(u64* out, void* os_handle, int type) {
+    return call(__func__, Need::init, [&](Machine& m, Lock&) -> int {
         if (type != kHandlePosixFd) return kNotSupported;
         const int file = fcntl(static_cast<int>(bits(os_handle)), F_DUPFD_CLOEXEC, 0);
         struct stat about;
         if (file < 0 || fstat(file, &about) != 0) return kInvalidValue;
         *out = m.next_id++;
-        m.physical[*out] = Physical{file, static_cast<u64>(about.st_size)};
+        m.physical[*out] = Physical{file, static_cast<u64>(about.st_size), false};
         return kOk;
     }, static_cast<u64>(type));
 }
 
-STANDIN_API int cuMemGetHandleForAddressRange(void* out, u64 address, size_t len, int type, unsigned long long flags) {
-    return call("cuMemGetHandleForAddressRange", Need::context, [&](Machine& m, Lock&) -> int {
-        if (m.attribute(kDmaBuf) == 0) return kNotSupported;
+STANDIN_API int VENDOR(cuMemGetHandleForAddressRange, hipMemGetHandleForAddressRange)(void* out, u64 address, size_t len, int type, unsigned long long flags) {
+    return call(__func__, Need::context, [&](Machine& m, Lock&) -> int {
+        if (m.attribute(VENDOR(kDmaBuf, kHipDmaBuf)) == 0) return kNotSupported;
         const Range* range = m.find(address, 1);
         if (type != kRangeHandleDmaBuf || flags > 1 || address % 4096 != 0 || len % 4096 != 0 || len == 0) return kInvalidValue;
         const bool device = range != nullptr && (range->kind == Kind::device || range->kind == Kind::mapped);

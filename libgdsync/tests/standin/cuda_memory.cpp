@@ -1,46 +1,11 @@
-// Memory: of the device, pinned, registered, and its attributes.
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-
+// CUDA's memory: of the device, pinned, registered, and its attributes.
 #include "machine.hpp"
 
 using namespace standin;
 
 namespace {
 
-constexpr u64 kPage = 4096;
 constexpr u64 kTotal = 4ull << 30;
-
-u64 down(u64 v) { return v / kPage * kPage; }
-u64 up(u64 v) { return down(v + kPage - 1); }
-
-bool present(u64 begin, u64 end) {
-    unsigned char state;
-    for (u64 at = begin; at < end; at += kPage) {
-        if (mincore(reinterpret_cast<void*>(at), kPage, &state) != 0) return false;
-    }
-    return true;
-}
-
-// Whether pinned memory shares a page with [begin, end).
-bool pinned(const Machine& m, u64 begin, u64 end) {
-    for (auto& [base, range] : m.memory) {
-        const bool host = range.kind == Kind::host || range.kind == Kind::registered;
-        if (host && down(base) < end && begin < up(base + range.len)) return true;
-    }
-    return false;
-}
-
-bool is_io(const Machine& m, u64 begin, u64 end) {
-    for (auto& [base, len] : m.io_memory) {
-        if (base <= begin && end <= base + len) return true;
-    }
-    return false;
-}
 
 }  // namespace
 
@@ -94,10 +59,8 @@ STANDIN_API int cuMemGetInfo_v2(size_t* free, size_t* total) {
 STANDIN_API int cuMemHostAlloc(void** out, size_t len, unsigned flags) {
     return call("cuMemHostAlloc", Need::context, [&](Machine& m, Lock&) -> int {
         if (len == 0 || (flags & ~(kHostPortable | kHostDeviceMap | kHostWriteCombined)) != 0) return kInvalidValue;
-        void* at = mmap(nullptr, up(len), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (at == MAP_FAILED) return kOutOfMemory;
-        // The driver does not promise zeros.
-        memset(at, 0xa5, up(len));
+        void* at = host_alloc(len);
+        if (at == nullptr) return kOutOfMemory;
         const u64 base = bits(at);
         m.memory[base] = Range{base,  len, Kind::host, current_context(), (flags & kHostPortable) != 0,
                                static_cast<char*>(at), m.next_id++, flags};
@@ -112,7 +75,7 @@ STANDIN_API int cuMemFreeHost(void* at) {
         if (found == m.memory.end() || found->second.kind != Kind::host) return kInvalidValue;
         const int code = settle(lock, "cuMemFreeHost", found->second.context);
         if (code != kOk) return code;
-        munmap(at, up(found->second.len));
+        host_free(at, found->second.len);
         m.memory.erase(bits(at));
         return kOk;
     }, at);
@@ -123,10 +86,8 @@ STANDIN_API int cuMemHostRegister_v2(void* at, size_t len, unsigned flags) {
         const u64 begin = bits(at), end = begin + len;
         const u32 known = kHostPortable | kHostDeviceMap | kRegisterIoMemory | kRegisterReadOnly;
         if (at == nullptr || len == 0 || end < begin || (flags & ~known) != 0) return kInvalidValue;
-        // Ordinary memory is not I/O memory, and the other way round.
-        if (((flags & kRegisterIoMemory) != 0) != is_io(m, begin, end)) return kInvalidValue;
-        if (pinned(m, down(begin), up(end))) return kHostMemoryAlreadyRegistered;
-        if (m.overlapping(begin, end) != nullptr || !present(down(begin), up(end))) return kInvalidValue;
+        const int code = pinnable(m, begin, end, (flags & kRegisterIoMemory) != 0);
+        if (code != kOk) return code;
         m.memory[begin] = Range{begin, len, Kind::registered, current_context(), (flags & kHostPortable) != 0,
                                 static_cast<char*>(at), m.next_id++, flags};
         return kOk;

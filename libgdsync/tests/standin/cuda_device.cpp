@@ -1,4 +1,4 @@
-// Initialisation, devices and contexts.
+// CUDA's initialisation, devices and contexts.
 #include <sys/mman.h>
 
 #include <cstdio>
@@ -11,6 +11,12 @@
 using namespace standin;
 
 namespace {
+
+// The contexts of the calling thread, the current one last.
+std::vector<Context*>& current_stack() {
+    static thread_local std::vector<Context*> stack;
+    return stack;
+}
 
 const std::map<int, const char*>& names() {
     static const auto* table = new std::map<int, const char*>{
@@ -61,16 +67,6 @@ int one_more(const Machine& m, int device) {
     return mode == kProhibited || (mode == kExclusiveProcess && taken) ? kDeviceUnavailable : kOk;
 }
 
-Context* make_context(Machine& m, int device, bool primary) {
-    auto* context = new Context{};
-    context->device = device;
-    context->id = m.next_id++;
-    context->primary = primary;
-    context->legacy = make_stream(context);
-    m.contexts.insert(context);
-    return context;
-}
-
 // Destroys everything in the context; the handle stays, dead, for its holders.
 void end_context(Machine& m, Context* context) {
     context->alive = false;
@@ -95,6 +91,65 @@ void end_context(Machine& m, Context* context) {
 }
 
 }  // namespace
+
+namespace standin {
+
+Context* current_context() {
+    auto& stack = current_stack();
+    return stack.empty() ? nullptr : stack.back();
+}
+
+int state_refusal(Machine& m, Need need) {
+    if (!m.initialised) return kNotInitialized;
+    if (need == Need::init) return kOk;
+    Context* context = current_context();
+    if (context == nullptr) return kInvalidContext;
+    return context->alive ? kOk : kContextIsDestroyed;
+}
+
+// Calls that may wait for streams.
+bool unsafe_in_capture(const std::string& name) {
+    static const auto* names = new std::set<std::string>{
+        "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister_v2", "cuMemHostUnregister",
+        "cuEventQuery", "cuModuleLoadData", "cuModuleUnload", "cuIpcCloseMemHandle"};
+    return names->count(name) != 0;
+}
+
+int default_attribute(int which) {
+    switch (which) {
+        case kMaxThreadsPerBlock: return 1024;
+        case kMaxSharedPerBlock: return 48 << 10;
+        case kWarpSize: return 32;
+        case kMultiprocessorCount: return 132;
+        case kAsyncEngineCount: return 3;
+        case kComputeMajor: return 9;
+        case kPciBusId: return 0x41;
+        case kRdmaOrdering: return 100;
+        case kCanMapHostMemory:
+        case kConcurrentKernels:
+        case kUnifiedAddressing:
+        case kHostPointerForRegistered:
+        case kHostRegisterSupported:
+        case kVirtualMemory:
+        case kPosixFdSupported:
+        case kRdmaWithVmm:
+        case kReadOnlyRegister:
+        case kRdmaSupported:
+        case kRdmaFlushOptions:
+        case kMemOps64:
+        case kWaitNorCapability:
+        case kDmaBuf:
+        case kIpcEvents: return 1;
+        default: return 0;
+    }
+}
+
+// When all channels of the context but one are held, its other streams stall.
+bool stalls(const Machine& m, const Stream& stream) {
+    return stream.context->waiting >= (m.channels > 1 ? m.channels - 1 : 1);
+}
+
+}  // namespace standin
 
 STANDIN_API int cuInit(unsigned flags) {
     return call("cuInit", Need::device, [&](Machine& m, Lock&) -> int {
