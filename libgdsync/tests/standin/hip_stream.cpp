@@ -102,32 +102,53 @@ int single(const char* name, void* handle, u32 code, u64 address, u64 value, u32
     }, handle, address, value, u64{flags}, mask);
 }
 
-// The queue with the fewest streams.
-unsigned hardware_queue(const Machine& m, const Context& context) {
+// The queue with the fewest streams, of those from `first` on.
+unsigned hardware_queue(const Machine& m, const Context& context, unsigned first) {
     std::vector<unsigned> users(m.channels);
     for (auto& stream : context.streams) {
-        if (stream.get() != context.legacy && !stream->destroyed) users[stream->hardware]++;
+        const unsigned at = stream->hardware - first;
+        if (stream.get() != context.legacy && !stream->destroyed && at < m.channels) users[at]++;
     }
     unsigned best = 0;
     for (unsigned i = 1; i < m.channels; i++) {
         if (users[i] < users[best]) best = i;
     }
-    return best;
+    return first + best;
+}
+
+// Streams of each priority have queues of their own.
+int create_stream(Machine& m, Stream** out, unsigned flags, int priority) {
+    if (out == nullptr || flags > 1) return kInvalidValue;
+    Context* context = current_context();
+    const unsigned level = priority < 0 ? 1 : 0;
+    // The default stream has a queue of its own.
+    context->legacy->hardware = 2 * m.channels;
+    const unsigned hardware = hardware_queue(m, *context, level * m.channels);
+    *out = make_stream(context);
+    (*out)->hardware = hardware;
+    return kOk;
 }
 
 }  // namespace
 
+STANDIN_API int hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    return call("hipDeviceGetStreamPriorityRange", Need::init, [&](Machine&, Lock&) -> int {
+        *least = 1;
+        *greatest = -1;
+        return kOk;
+    });
+}
+
 STANDIN_API int hipStreamCreateWithFlags(Stream** out, unsigned flags) {
     return call("hipStreamCreateWithFlags", Need::context, [&](Machine& m, Lock&) -> int {
-        if (out == nullptr || flags > 1) return kInvalidValue;
-        Context* context = current_context();
-        // The default stream has a queue of its own.
-        context->legacy->hardware = m.channels;
-        const unsigned hardware = hardware_queue(m, *context);
-        *out = make_stream(context);
-        (*out)->hardware = hardware;
-        return kOk;
+        return create_stream(m, out, flags, 0);
     }, u64{flags});
+}
+
+STANDIN_API int hipStreamCreateWithPriority(Stream** out, unsigned flags, int priority) {
+    return call("hipStreamCreateWithPriority", Need::context, [&](Machine& m, Lock&) -> int {
+        return create_stream(m, out, flags, priority);
+    }, u64{flags}, u64{static_cast<unsigned>(priority)});
 }
 
 // Blocks until the stream's work has ended.

@@ -146,6 +146,18 @@ crate::dl_api! {
 
             /// Creates a stream on the calling thread's device; `hipStreamDefault` or `hipStreamNonBlocking`.
             fn hipStreamCreateWithFlags(stream: *mut hipStream_t, flags: c_uint) -> HipResult;
+            /// The least and the greatest priority of streams; a lower number is a higher priority.
+            fn hipDeviceGetStreamPriorityRange(
+                least: *mut c_int,
+                greatest: *mut c_int,
+            ) -> HipResult;
+            /// As `hipStreamCreateWithFlags`, with a priority. Streams of different priorities share no
+            /// hardware queue.
+            fn hipStreamCreateWithPriority(
+                stream: *mut hipStream_t,
+                flags: c_uint,
+                priority: c_int,
+            ) -> HipResult;
             /// Destroys a stream; may block until its work has ended.
             fn hipStreamDestroy(stream: hipStream_t) -> HipResult;
             /// Returns success if all work of the stream completed, else `hipErrorNotReady`.

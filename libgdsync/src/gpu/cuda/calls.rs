@@ -212,7 +212,7 @@ impl Driver for Cuda {
     }
 
     /// The stream does not synchronise with the legacy default stream.
-    unsafe fn stream_create(&self, stream: &mut Handle) -> Called {
+    unsafe fn stream_create(&self, stream: &mut Handle, _copies: bool) -> Called {
         let out = (&raw mut *stream).cast();
         call!(self.cuStreamCreate(out, consts::CU_STREAM_NON_BLOCKING))
     }

@@ -73,7 +73,8 @@ pub(crate) trait Driver: Send + Sync {
     /// Whether the driver makes physical memory that is mapped to addresses. Otherwise device memory
     /// is allocated by [`Driver::mem_alloc`].
     fn maps(&self) -> bool;
-    /// The number of streams to create ahead: the driver's creation of one may block behind waits.
+    /// The number of streams to create ahead, because the driver's creation of one may block behind
+    /// waits. 0: the driver shares hardware queues among its streams, so that none is kept idle.
     fn streams_ahead(&self) -> usize;
     /// Whether the device has dependent launches.
     fn has_dependent_launch(&self, device: i32) -> bool;
@@ -91,7 +92,8 @@ pub(crate) trait Driver: Send + Sync {
     /// Waits until writes of NICs are visible to the streams.
     unsafe fn flush_remote_writes(&self, device: i32) -> Called;
 
-    unsafe fn stream_create(&self, stream: &mut Handle) -> Called;
+    /// `copies`: a stream for the copies of the library, which waits of other streams must not delay.
+    unsafe fn stream_create(&self, stream: &mut Handle, copies: bool) -> Called;
     unsafe fn stream_destroy(&self, stream: Handle) -> Called;
     unsafe fn stream_query(&self, stream: Handle) -> Called;
     unsafe fn stream_is_capturing(&self, stream: Handle, capturing: &mut bool) -> Called;

@@ -49,7 +49,7 @@ impl Engine {
         let (mut stream, mut memory) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: creates objects of the current context, the library's.
         unsafe {
-            let made = context.driver.stream_create(&mut stream);
+            let made = context.driver.stream_create(&mut stream, true);
             context.check(made, OPERATION)?;
             let made = context.driver.host_alloc(&mut memory, STAGE);
             context.check(made, OPERATION)?;

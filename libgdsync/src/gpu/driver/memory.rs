@@ -134,6 +134,14 @@ impl Memory {
         self.len
     }
 
+    /// The units of registered memory.
+    fn units(&self) -> &[usize] {
+        match &self.origin {
+            Origin::Registered(units, _) => units,
+            _ => &[],
+        }
+    }
+
     pub(super) fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -209,25 +217,34 @@ pub(super) unsafe fn registered(
     refuse_managed(context, OPERATION, ptr as u64)?;
     // SAFETY: the caller's promise.
     let units = unsafe { context.pages.enter(context, ptr, len)? };
-    let pieces = units.len();
     let mut memory = Memory::new(context, ptr as u64, len, Origin::Registered(units, owner));
-    memory.at = if same_address {
-        ptr as u64
-    } else if pieces == 1 {
-        let mut at = 0;
-        let _app = context.enter_app()?;
-        // SAFETY: the memory is registered.
-        let found = unsafe { context.driver.host_address(&mut at, ptr.cast()) };
-        context.check(found, OPERATION)?;
-        at
-    } else {
-        let what = "the memory overlaps another registration, and the GPU accesses host memory at \
-                    other addresses than the CPU; register each range once";
-        return Err(Error::new(OPERATION, Kind::Unsupported, what));
-    };
+    if !same_address {
+        memory.at = address_of(context, ptr as usize, memory.units())?;
+    }
     let base = NonNull::new(ptr)
         .ok_or_else(|| Error::new(OPERATION, Kind::Invalid, "the address is null"))?;
     Ok(memory.into_allocation(Some(base)))
+}
+
+/// The GPU's address of registered memory at `ptr`: the same distance from the CPU's in all units.
+fn address_of(context: &Context, ptr: usize, units: &[usize]) -> Result<u64> {
+    const OPERATION: &str = "register host memory";
+    let _app = context.enter_app()?;
+    let mut distance = None;
+    for unit in units {
+        let here = (*unit).max(ptr);
+        let mut at = 0;
+        // SAFETY: the memory is registered.
+        let found = unsafe { context.driver.host_address(&mut at, here as *mut _) };
+        context.check(found, OPERATION)?;
+        let found = at.wrapping_sub(here as u64);
+        if *distance.get_or_insert(found) != found {
+            let what = "the memory overlaps another registration, and the GPU accesses the two at \
+                        addresses that are not adjacent; register each range once";
+            return Err(Error::new(OPERATION, Kind::Unsupported, what));
+        }
+    }
+    Ok((ptr as u64).wrapping_add(distance.unwrap_or(0)))
 }
 
 /// Adopts memory of the application's context.

@@ -66,7 +66,13 @@ impl StreamPool {
                 done.is_none_or(|done| done.unwrap_or(false))
             };
             let at = spares.iter().position(idle);
-            at.map(|at| spares.swap_remove(at))
+            let taken = at.map(|at| spares.swap_remove(at));
+            if ahead == 0 {
+                for spare in spares.extract_if(.., |spare| idle(spare)) {
+                    destroy(context, spare.raw);
+                }
+            }
+            taken
         };
         match taken {
             Some(spare) => Ok(spare.raw),
@@ -89,7 +95,8 @@ impl StreamPool {
     pub fn put(&self, context: &Context, raw: Handle, end: Option<Arc<DriverEvent>>) {
         let mut spares = self.0.lock();
         let ends = end.as_ref().is_none_or(|end| end.is_recorded());
-        if ends && spares.len() < SPARE {
+        let keeps = context.driver.streams_ahead() > 0 || end.is_some();
+        if ends && keeps && spares.len() < SPARE {
             spares.push(Spare { raw, end });
         } else {
             destroy(context, raw);
@@ -108,7 +115,7 @@ fn make(context: &Context) -> Result<Handle> {
     let _app = context.enter_app()?;
     let mut raw = std::ptr::null_mut();
     // SAFETY: creates a stream of the current context.
-    let made = unsafe { context.driver.stream_create(&mut raw) };
+    let made = unsafe { context.driver.stream_create(&mut raw, false) };
     context.check(made, OPERATION)?;
     Ok(raw)
 }

@@ -193,9 +193,15 @@ impl Driver for Hip {
         Called { code: OK, call: "" }
     }
 
-    unsafe fn stream_create(&self, stream: &mut Handle) -> Called {
-        let out = (&raw mut *stream).cast();
-        call!(self.hipStreamCreateWithFlags(out, consts::hipStreamNonBlocking))
+    /// Streams of the greatest priority share no hardware queue with others.
+    unsafe fn stream_create(&self, stream: &mut Handle, copies: bool) -> Called {
+        let (out, flags) = ((&raw mut *stream).cast(), consts::hipStreamNonBlocking);
+        let (mut least, mut greatest) = (0, 0);
+        let asked = call!(self.hipDeviceGetStreamPriorityRange(&mut least, &mut greatest));
+        match copies && asked.is_ok() && greatest < 0 {
+            true => call!(self.hipStreamCreateWithPriority(out, flags, greatest)),
+            false => call!(self.hipStreamCreateWithFlags(out, flags)),
+        }
     }
 
     unsafe fn stream_destroy(&self, stream: Handle) -> Called {
