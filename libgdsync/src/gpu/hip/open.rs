@@ -23,6 +23,9 @@ fn runtime() -> Result<&'static Hip> {
     })?;
     // SAFETY: the call may be made any number of times.
     let started = unsafe { (hip.hipInit)(0) };
+    if started == HipResult::NO_DEVICE {
+        return Err(no_gpu());
+    }
     if let Err(e) = check(hip, started, "hipInit", "this machine") {
         return Err(Error::new(OPERATION, Kind::Absent, e.reason().to_owned()).with_source(e));
     }
@@ -53,13 +56,14 @@ fn count(hip: &Hip) -> Result<u32> {
     }
     match u32::try_from(count) {
         Ok(count) if count > 0 => Ok(count),
-        _ => {
-            let what = "HIP finds no GPU; `rocminfo` lists the GPUs of this machine, access to \
-                        /dev/kfd needs the group `render`, and HIP_VISIBLE_DEVICES or \
-                        ROCR_VISIBLE_DEVICES may hide GPUs";
-            Err(Error::new(OPERATION, Kind::Absent, what))
-        }
+        _ => Err(no_gpu()),
     }
+}
+
+fn no_gpu() -> Error {
+    let what = "HIP finds no GPU; `rocminfo` lists the GPUs of this machine, access to /dev/kfd needs \
+                the group `render`, and HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES may hide GPUs";
+    Error::new(OPERATION, Kind::Absent, what)
 }
 
 /// See [`driver::by_local_rank`].

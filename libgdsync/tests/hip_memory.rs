@@ -1,0 +1,119 @@
+//! Memory on HIP, by a stand-in for libamdhip64: coarse-grained memory has no words, memory of the
+//! process and of another one is opened by IPC handles, and frees wait until streams are idle.
+
+mod common;
+mod standin;
+
+use std::ffi::c_void;
+
+use common::*;
+use gdsync::gpu::{Condition, DevicePtr};
+use gdsync_sys::hip::{Hip, HipResult, consts};
+use standin::{Control, Variant, inside, until};
+
+fn hip() -> &'static Hip {
+    Hip::get().unwrap()
+}
+
+/// Memory of the application: fine-grained, or coarse-grained as `hipMalloc` makes it.
+fn of_application(fine: bool) -> DevicePtr {
+    let mut at: *mut c_void = std::ptr::null_mut();
+    let flags = consts::hipDeviceMallocFinegrained;
+    // SAFETY: stores an address.
+    let made = unsafe {
+        match fine {
+            true => (hip().hipExtMallocWithFlags)(&mut at, 4096, flags),
+            false => (hip().hipMalloc)(&mut at, 4096),
+        }
+    };
+    assert_eq!(made, HipResult::SUCCESS);
+    DevicePtr(at as u64)
+}
+
+#[test]
+fn coarse_grained_memory_has_no_words() {
+    inside!(Variant::HIP6);
+    let gpu = Gpu::hip(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    for fine in [false, true] {
+        // SAFETY: the memory is never freed.
+        let region = unsafe { gpu.adopt(of_application(fine), 4096) }.unwrap();
+        // Bytes of both kinds can be copied.
+        region.write(0, &[7; 64]).unwrap();
+        let span = region.span(0, 64).unwrap();
+        stream.copy(&region.span(64, 64).unwrap(), &span).unwrap();
+        let words = [region.word32(128).err(), region.word64(128).err()];
+        for word in words {
+            match fine {
+                true => assert!(word.is_none(), "{word:?}"),
+                false => {
+                    let word = word.expect("coarse-grained");
+                    assert_eq!(word.kind(), Kind::Unsupported);
+                    let text = word.to_string();
+                    assert!(
+                        text.contains("coarse-grained") && text.contains("Gpu::alloc"),
+                        "{text}"
+                    );
+                }
+            }
+        }
+    }
+    // Memory of the library has words.
+    for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+        let word = gpu.alloc(kind, 64).unwrap().word32(0).unwrap();
+        post_on(&stream, &mut [], &[write32(&word, 9)]).unwrap();
+        until("the stream ends", || stream.is_idle().unwrap());
+        assert_eq!(word.load().unwrap(), 9);
+    }
+}
+
+/// HIP opens no handle in the process that made it; the library does.
+#[test]
+fn handles_open_in_the_same_process() {
+    inside!(Variant::HIP6);
+    let gpu = Gpu::hip(0).unwrap();
+    let memory = gpu.alloc_exportable(8192).unwrap();
+    memory.write(4096, b"payload").unwrap();
+    let shared = memory.share().unwrap();
+    // SAFETY: the memory stays until the other region is dropped.
+    let same = unsafe { gpu.open_shared(&shared) }.unwrap();
+    assert_eq!(same.addr(), memory.addr());
+    let mut bytes = [0; 7];
+    same.read(4096, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"payload");
+    drop(same);
+    memory.write(0, &[1]).unwrap();
+}
+
+/// `hipFree` blocks until the streams are idle: the library calls it only then.
+#[test]
+fn memory_is_freed_when_no_stream_waits() {
+    inside!(Variant::HIP6);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let stream = gpu.stream().unwrap();
+    let gate = gpu
+        .alloc(MemoryKind::Pinned, 64)
+        .unwrap()
+        .word32(0)
+        .unwrap();
+    let wait = gdsync::rdma::Descriptor::wait_value(&gate, Condition::Eq, 1);
+    post_on(&stream, &mut [], &[wait]).unwrap();
+    until("the stream waits", || control.waiting() == 1);
+    let before = control.live();
+    for _ in 0..3 {
+        // A new stream and new memory do not block either.
+        drop(gpu.alloc(MemoryKind::Device, 1 << 20).unwrap());
+        drop(gpu.stream().unwrap());
+    }
+    assert!(
+        control.live()["device"] > before["device"],
+        "freed under a wait"
+    );
+    assert_eq!(control.blocked(), []);
+    gate.store(1).unwrap();
+    until("the memory is freed", || {
+        control.live()["device"] == before["device"]
+    });
+    assert_eq!(control.blocked(), []);
+}
