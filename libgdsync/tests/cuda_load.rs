@@ -121,7 +121,6 @@ fn two_gpus() {
     assert!(second.name().contains("Stand-in GPU 1"), "{second:?}");
     common::refused(Gpu::cuda(2), Kind::Invalid, Some(2), &[]);
     refused("cuda:x", Kind::Invalid, &["cuda:x"]);
-    refused("hip", Kind::Invalid, &["hip"]);
     let (here, there) = (first.stream().unwrap(), second.stream().unwrap());
     let memory = second.alloc(MemoryKind::Device, 64).unwrap();
     let span = memory.span(0, 8).unwrap();

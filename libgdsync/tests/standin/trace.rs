@@ -68,17 +68,25 @@ impl Watch for Calls {
     }
 
     fn take(&mut self, gpu: &Gpu, streams: &[Stream; 2]) -> Vec<String> {
-        let calls = submissions(&self.control.calls());
+        let mut calls = submissions(&self.control.calls()).into_iter();
         let mut named = gpu.take_trace().into_iter();
         let mut lines = Vec::new();
-        for call in calls {
-            let stream = streams
-                .iter()
-                .position(|s| s.as_cuda().unwrap() as u64 == call.stream)
-                .expect("a stream of the test's");
+        while let Some(traced) = named.next() {
+            let mut call = calls.next().expect("traced, but never handed to the driver");
+            let (_, count) = traced.rsplit_once(", ").unwrap_or(("", &traced));
+            let count = count.trim_end_matches(" operations").rsplit(' ').next();
+            let count: usize = count.unwrap().parse().expect(&traced);
+            // HIP gets a call for each operation.
+            while call.ops.len() < count {
+                let more = calls.next().expect("an operation is missing");
+                assert!(more.stream == call.stream && !more.kernel && !call.kernel);
+                call.ops.extend(more.ops);
+            }
+            let raw = |s: &Stream| s.as_cuda().or(s.as_hip()).unwrap() as u64;
+            let stream = streams.iter().position(|s| raw(s) == call.stream);
+            let stream = stream.expect("a stream of the test's");
             let kernel = if call.kernel { "kernel, " } else { "" };
             let head = format!("stream {stream}: {kernel}{} operations", call.ops.len());
-            let traced = named.next().expect("a call that is not traced");
             assert_eq!(renumber(&traced, streams), head);
             lines.push(head);
             for op in call.ops {
@@ -93,11 +101,11 @@ impl Watch for Calls {
                 lines.push(words.collect::<Vec<_>>().join(" "));
             }
         }
-        assert_eq!(named.next(), None, "traced, but never handed to the driver");
+        assert_eq!(calls.next().map(|call| call.stream), None, "a call that is not traced");
         lines
     }
 
-    /// CUDA fences every write of a memory operation: fenced and unfenced writes look the same. No
+    /// A driver fences every write of a memory operation: fenced and unfenced writes look the same. No
     /// other difference is allowed.
     fn expected(&self, golden: String) -> String {
         let mut text = String::new();
@@ -131,19 +139,21 @@ fn submissions(calls: &str) -> Vec<Submission> {
         }
         let words: Vec<&str> = line.split(' ').collect();
         assert!(
-            !line.contains(" = ") || words[1] == "cuStreamQuery",
+            !line.contains(" = ") || words[1].ends_with("StreamQuery"),
             "{line}"
         );
         let stream = match words[1] {
             "cuStreamBatchMemOp_v2" => Some(words[2]),
-            "cuLaunchKernel" => Some(words[10]),
+            "cuLaunchKernel" | "hipModuleLaunchKernel" => Some(words[10]),
+            name if name.starts_with("hipStreamWaitValue") => Some(words[2]),
+            name if name.starts_with("hipStreamWriteValue") => Some(words[2]),
             _ => None,
         };
         inside = words[0] == own && stream.is_some();
         if let (true, Some(stream)) = (inside, stream) {
             found.push(Submission {
                 stream: hex(stream),
-                kernel: words[1] == "cuLaunchKernel",
+                kernel: words[1].ends_with("LaunchKernel"),
                 ops: Vec::new(),
             });
         }
@@ -161,7 +171,11 @@ fn memory_operation(line: &str) -> Op {
             at: Vec::new(),
         };
     }
-    let [name, at, value, "flags", flags] = words[..] else {
+    let (words, mask) = match words[..] {
+        [.., "mask", mask] => (&words[..words.len() - 2], Some(hex(mask))),
+        _ => (&words[..], None),
+    };
+    let [name, at, value, "flags", flags] = *words else {
         panic!("{line}");
     };
     let (value, flags) = (hex(value), hex(flags));
@@ -176,7 +190,12 @@ fn memory_operation(line: &str) -> Op {
         let condition = ["Geq", "Eq", "And", "Nor"][flags as usize & 3];
         let flush = if flags >> 30 & 1 == 1 { " flush" } else { "" };
         assert_eq!(flags & !(1 << 30 | 3), 0);
-        format!("{condition} {value}{flush}")
+        let mask = match (mask, name.ends_with("64")) {
+            (None, _) | (Some(u64::MAX), true) | (Some(0xffff_ffff), false) => String::new(),
+            (Some(mask), true) => format!(" mask {mask:#018x}"),
+            (Some(mask), false) => format!(" mask {mask:#010x}"),
+        };
+        format!("{condition} {value}{mask}{flush}")
     };
     Op {
         line: format!("{name} @ {after}"),

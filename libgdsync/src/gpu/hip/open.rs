@@ -23,7 +23,8 @@ fn runtime() -> Result<&'static Hip> {
     })?;
     // SAFETY: the call may be made any number of times.
     let started = unsafe { (hip.hipInit)(0) };
-    if started == HipResult::NO_DEVICE {
+    // HIP 5 says that a machine without a GPU has an invalid one.
+    if matches!(started, HipResult::NO_DEVICE | HipResult::INVALID_DEVICE) {
         return Err(no_gpu());
     }
     if let Err(e) = check(hip, started, "hipInit", "this machine") {
