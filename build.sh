@@ -19,8 +19,8 @@ commands:
                  pingpong ARGS), then runs a stencil on four ranks (halo2d) and compares it with a
                  serial run, then draws the streams of two ranks in two steps of the stencil, as
                  text and as an SVG; the last line of each program says if its results are right
-  test  [STEP..] runs every test, or the named steps: unit nic tcp cluster mutants documents
-                 interop fuzz rdma vm asan
+  test  [STEP..] runs every test, or the named steps: unit nic tcp warps cluster mutants
+                 documents interop fuzz rdma vm asan
   test --long [STEP..]
                  runs the tests that take hours, or the named steps: matrix (the whole matrix of
                  messages) seeds soak
@@ -146,7 +146,7 @@ need_component() {
 }
 
 CHECK_STEPS="lock fmt clippy features doc layers env licences kernels"
-TEST_STEPS="unit nic tcp cluster mutants documents interop fuzz rdma vm asan"
+TEST_STEPS="unit nic tcp warps cluster mutants documents interop fuzz rdma vm asan"
 LONG_STEPS="matrix seeds soak"
 
 # chosen "ALL STEPS" [STEP..]: the named steps, or all of them, in the order given.
@@ -384,6 +384,14 @@ step_tcp() {
     examples/ci/hosts "$target/debug" || outcome=$?
     # 77: this system allows no namespaces, as printed.
     [ "$outcome" -eq 0 ] || [ "$outcome" -eq 77 ] || die "tcp: failed with exit code $outcome"
+}
+
+# Tests of kernels, of each lowering and path, and of the examples.
+step_warps() {
+    say "warps: kernels, matrices and examples with warps of 64 threads (GDS_SOFT_WARP=64)"
+    GDS_SOFT_WARP=64 cargo test --workspace --lib -- kernels::
+    GDS_SOFT_WARP=64 cargo test --workspace --test matrix --test mp_matrix --test programs --test program \
+        --test stencil --test fluid
 }
 
 step_cluster() {

@@ -1,10 +1,10 @@
 //! Compiles the library's kernels for the software GPU, if that is in the build. For the tests of
-//! this package, compiles the tests' kernels and looks for rdma-core.
+//! this package, compiles the tests' kernels and looks for rdma-core and LLVM.
 
 use gdsync_build::Kernels;
 
 fn main() -> Result<(), gdsync_build::Error> {
-    println!("cargo::rustc-check-cfg=cfg(rdma_core)");
+    println!("cargo::rustc-check-cfg=cfg(rdma_core, llvm)");
     #[cfg(feature = "testing")]
     testing::prepare();
     Kernels::new("gds_kernels")
@@ -36,6 +36,21 @@ mod testing {
             .file("tests/kernels/witness.cpp")
             .compile("gds_test_kernels");
         look_for_rdma_core();
+        look_for_llvm();
+    }
+
+    /// Sets `llvm` for tests that disassemble code objects, as `rdma_core` below.
+    fn look_for_llvm() {
+        let tools =
+            ["llvm-objdump-19", "llvm-readelf-19"].map(|name| Path::new("/usr/bin").join(name));
+        if tools.iter().all(|path| path.exists()) {
+            println!("cargo::rustc-cfg=llvm");
+            for path in &tools {
+                println!("cargo::rerun-if-changed={}", path.display());
+            }
+        } else {
+            println!("cargo::rerun-if-changed=/etc/ld.so.cache");
+        }
     }
 
     /// Sets `rdma_core` for tests: tests that need it are shown as ignored without it.

@@ -234,7 +234,8 @@ GDS_DEVICE void fence_sys() {
 #if defined(GDS_SOFT)
     softgpu_fence();
 #elif defined(GDS_HIP)
-    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "");
+    hip::release_sys();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
 #else
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 #endif
@@ -244,7 +245,9 @@ GDS_DEVICE void fence_gpu() {
 #if defined(GDS_SOFT)
     softgpu_fence();
 #elif defined(GDS_HIP)
-    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent");
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    hip::drain();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
 #else
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #endif
@@ -270,7 +273,8 @@ GDS_DEVICE void store_release_sys(T* p, typename identity<T>::type v) {
     softgpu_fence();
     store_relaxed_sys(p, v);
 #elif defined(GDS_HIP)
-    __hip_atomic_store(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+    hip::release_sys();
+    store_relaxed_sys(p, v);
 #else
     if constexpr (sizeof(T) == 4) {
         asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(p), "r"(static_cast<u32>(v)) : "memory");

@@ -86,8 +86,7 @@ __device__ inline T atomicCAS(T* p, typename gds::hip::same<T>::type expected, t
 namespace gds {
 namespace hip {
 
-// Waits until the earlier accesses of this wave have reached the GPU's cache. A release of the block alone does
-// not: then a fence of the system by a thread behind the barrier would not cover the stores of other waves.
+// Waits until the earlier accesses of this wave have ended: loads and stores, and the writing back of caches.
 __device__ inline void drain() {
 #if defined(__GFX12__)
     asm volatile("s_wait_loadcnt 0x0\n\ts_wait_storecnt 0x0" ::: "memory");
@@ -98,6 +97,15 @@ __device__ inline void drain() {
 #endif
 }
 
+// Clang up to 22 leaves out the wait behind the writing back of the caches on gfx90a and gfx942 if it knows of no
+// other access to wait for (LLVM, pull request 178316).
+__device__ inline void release_sys() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+    drain();
+}
+
+// A release of the block alone does not wait for the stores of this wave (LLVM, pull request 160501). A fence of the
+// system by a thread of another wave behind the barrier would then not cover them.
 __device__ inline void barrier() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     drain();

@@ -30,6 +30,7 @@ struct dim3 {
 struct softgpu_view {
     uint3 thread_idx, block_idx, block_dim, grid_dim;
     unsigned lane;
+    unsigned warp_size;
 };
 
 enum softgpu_yield_reason : uint32_t {
@@ -63,7 +64,7 @@ void* softgpu_dynamic_shared(void) noexcept;
 // Suspensions. A deadline of 0 is none.
 void softgpu_yield(uint32_t reason, uint64_t deadline_ns) noexcept;
 uint32_t softgpu_barrier(uint32_t kind, uint32_t predicate) noexcept;
-uint64_t softgpu_warp(uint32_t kind, uint32_t mask, uint64_t value, uint32_t lane, uint32_t width) noexcept;
+uint64_t softgpu_warp(uint32_t kind, uint64_t mask, uint64_t value, uint32_t lane, uint32_t width) noexcept;
 [[noreturn]] void softgpu_trap(void) noexcept;
 // System-visible memory and time.
 void softgpu_store32(uint32_t* p, uint32_t value) noexcept;
@@ -90,7 +91,7 @@ uint64_t softgpu_clock_ns(void) noexcept;
 #define blockIdx (softgpu_self()->block_idx)
 #define blockDim (softgpu_self()->block_dim)
 #define gridDim (softgpu_self()->grid_dim)
-constexpr int warpSize = 32;
+#define warpSize (static_cast<int>(softgpu_self()->warp_size))
 
 namespace softgpu {
 
@@ -143,33 +144,34 @@ inline int __syncthreads_or(int p) { return static_cast<int>(softgpu_barrier(SOF
 inline int __syncthreads_and(int p) { return static_cast<int>(softgpu_barrier(SOFTGPU_BARRIER_AND, p != 0)); }
 inline int __syncthreads_count(int p) { return static_cast<int>(softgpu_barrier(SOFTGPU_BARRIER_COUNT, p != 0)); }
 
-// Warp operations. A shuffle from a lane outside the mask, or from an ended one, is undefined.
-inline void __syncwarp(unsigned mask = 0xffffffffu) { softgpu_warp(SOFTGPU_WARP_SYNC, mask, 0, 0, 32); }
-inline unsigned __ballot_sync(unsigned mask, int p) {
-    return static_cast<unsigned>(softgpu_warp(SOFTGPU_WARP_BALLOT, mask, p != 0, 0, 32));
+// Warp operations. Masks have 64 bits, as those of HIP, of which a warp of 32 uses the lower half. A shuffle from a
+// lane outside the mask, or from an ended one, is undefined.
+inline void __syncwarp(uint64_t mask = ~0ull) { softgpu_warp(SOFTGPU_WARP_SYNC, mask, 0, 0, 32); }
+inline uint64_t __ballot_sync(uint64_t mask, int p) {
+    return softgpu_warp(SOFTGPU_WARP_BALLOT, mask, p != 0, 0, 32);
 }
-inline int __any_sync(unsigned mask, int p) { return __ballot_sync(mask, p) != 0; }
-inline int __all_sync(unsigned mask, int p) { return __ballot_sync(mask, !p) == 0; }
+inline int __any_sync(uint64_t mask, int p) { return __ballot_sync(mask, p) != 0; }
+inline int __all_sync(uint64_t mask, int p) { return __ballot_sync(mask, !p) == 0; }
 // Threads run separately except in a warp operation: the active mask is the caller alone.
-inline unsigned __activemask() { return 1u << softgpu_self()->lane; }
+inline uint64_t __activemask() { return 1ull << softgpu_self()->lane; }
 
 template <class T>
-inline T __shfl_sync(unsigned mask, T v, int lane, int width = 32) {
+inline T __shfl_sync(uint64_t mask, T v, int lane, int width = warpSize) {
     return softgpu::from_bits<T>(softgpu_warp(SOFTGPU_WARP_SHUFFLE, mask, softgpu::to_bits(v),
                                               static_cast<uint32_t>(lane), static_cast<uint32_t>(width)));
 }
 template <class T>
-inline T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32) {
+inline T __shfl_up_sync(uint64_t mask, T v, unsigned delta, int width = warpSize) {
     return softgpu::from_bits<T>(
         softgpu_warp(SOFTGPU_WARP_SHUFFLE_UP, mask, softgpu::to_bits(v), delta, static_cast<uint32_t>(width)));
 }
 template <class T>
-inline T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32) {
+inline T __shfl_down_sync(uint64_t mask, T v, unsigned delta, int width = warpSize) {
     return softgpu::from_bits<T>(
         softgpu_warp(SOFTGPU_WARP_SHUFFLE_DOWN, mask, softgpu::to_bits(v), delta, static_cast<uint32_t>(width)));
 }
 template <class T>
-inline T __shfl_xor_sync(unsigned mask, T v, int lane_mask, int width = 32) {
+inline T __shfl_xor_sync(uint64_t mask, T v, int lane_mask, int width = warpSize) {
     return softgpu::from_bits<T>(softgpu_warp(SOFTGPU_WARP_SHUFFLE_XOR, mask, softgpu::to_bits(v),
                                               static_cast<uint32_t>(lane_mask), static_cast<uint32_t>(width)));
 }

@@ -112,6 +112,6 @@ mod tests {
     #[test]
     fn missing_source_is_named() {
         let path = PathBuf::from("/nonexistent/k.cu");
-        assert_eq!(text(&[path.clone()], &[]).unwrap_err().0, path);
+        assert_eq!(text(std::slice::from_ref(&path), &[]).unwrap_err().0, path);
     }
 }

@@ -131,6 +131,9 @@ impl Config {
                 });
             }
         }
-        Ok(())
+        match self.kernels.warp {
+            32 | 64 => Ok(()),
+            value => Err(Error::BadWarp(value)),
+        }
     }
 }

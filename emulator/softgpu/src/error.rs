@@ -20,6 +20,9 @@ pub enum Error {
         /// The largest permitted value.
         max: usize,
     },
+    /// The configuration has warps of an invalid size.
+    #[error("configuration: a warp has {0} threads, must have 32 or 64")]
+    BadWarp(u32),
     /// The GPU lacks a capability.
     #[error("this GPU does not support {what}")]
     Unsupported {

@@ -79,28 +79,28 @@ struct Warps {
     uint64_t* out;
 };
 GDS_KERNEL(softgpu_test_warp, Warps, p) {
-    const unsigned lane = threadIdx.x;
-    const unsigned all = 0xffffffffu;
+    const unsigned lane = threadIdx.x, warp = static_cast<unsigned>(warpSize);
+    const uint64_t all = ~0ull;
     const uint64_t v = 1000 + lane;
     uint64_t* out = p.out + lane;
-    *out = __shfl_sync(all, v, 5), out += 32;
-    *out = __shfl_sync(all, v, static_cast<int>(lane) + 3, 8), out += 32;
-    *out = __shfl_up_sync(all, v, 4), out += 32;
-    *out = __shfl_up_sync(all, v, 3, 16), out += 32;
-    *out = __shfl_down_sync(all, v, 4), out += 32;
-    *out = __shfl_down_sync(all, v, 3, 16), out += 32;
-    *out = __shfl_xor_sync(all, v, 9), out += 32;
-    *out = __shfl_xor_sync(all, v, 9, 8), out += 32;
-    *out = __ballot_sync(all, lane % 5 == 1), out += 32;
-    *out = static_cast<uint64_t>(__any_sync(all, lane == 31)), out += 32;
-    *out = static_cast<uint64_t>(__all_sync(all, lane == 31)), out += 32;
+    *out = __shfl_sync(all, v, 5), out += warp;
+    *out = __shfl_sync(all, v, static_cast<int>(lane) + 3, 8), out += warp;
+    *out = __shfl_up_sync(all, v, 4), out += warp;
+    *out = __shfl_up_sync(all, v, 3, 16), out += warp;
+    *out = __shfl_down_sync(all, v, 4), out += warp;
+    *out = __shfl_down_sync(all, v, 3, 16), out += warp;
+    *out = __shfl_xor_sync(all, v, 9), out += warp;
+    *out = __shfl_xor_sync(all, v, 9, 8), out += warp;
+    *out = __ballot_sync(all, lane % 5 == 1), out += warp;
+    *out = static_cast<uint64_t>(__any_sync(all, lane + 1 == warp)), out += warp;
+    *out = static_cast<uint64_t>(__all_sync(all, lane + 1 == warp)), out += warp;
     // Even and odd lanes part, each with a mask of its own.
-    const unsigned mine = lane % 2 == 0 ? 0x55555555u : 0xaaaaaaaau;
-    *out = __ballot_sync(mine, lane < 8), out += 32;
-    *out = __shfl_sync(mine, static_cast<int8_t>(-static_cast<int>(lane)), static_cast<int>(lane) ^ 2) & 0xff, out += 32;
-    *out = __shfl_sync(all, 0.5 + lane, 7) == 7.5, out += 32;
+    const uint64_t mine = lane % 2 == 0 ? 0x5555555555555555ull : 0xaaaaaaaaaaaaaaaaull;
+    *out = __ballot_sync(mine, lane < 8), out += warp;
+    *out = __shfl_sync(mine, static_cast<int8_t>(-static_cast<int>(lane)), static_cast<int>(lane) ^ 2) & 0xff, out += warp;
+    *out = __shfl_sync(all, 0.5 + lane, 7) == 7.5, out += warp;
     __syncwarp();
-    *out = static_cast<uint64_t>(__popc(__activemask()));
+    *out = static_cast<uint64_t>(__popcll(__activemask()));
 }
 
 // Lane 0 votes with lane 2 while lane 1 already waits for it, then with lane 1.
@@ -109,8 +109,8 @@ struct Masks {
 };
 GDS_KERNEL(softgpu_test_masks, Masks, p) {
     const unsigned lane = threadIdx.x;
-    if (lane != 1) p.out[lane] = __ballot_sync(0x5u, lane == 2);
-    if (lane != 2) p.out[lane + 3] = __ballot_sync(0x3u, 1);
+    if (lane != 1) p.out[lane] = static_cast<uint32_t>(__ballot_sync(0x5u, lane == 2));
+    if (lane != 2) p.out[lane + 3] = static_cast<uint32_t>(__ballot_sync(0x3u, 1));
 }
 
 // Lanes from `first_gone` up return at once; the others still vote and meet.
@@ -120,9 +120,9 @@ struct Early {
 };
 GDS_KERNEL(softgpu_test_early_exit, Early, p) {
     if (threadIdx.x >= p.first_gone) return;
-    const unsigned votes = __ballot_sync(0xffffffffu, 1);
+    const uint64_t votes = __ballot_sync(~0ull, 1);
     const int there = __syncthreads_count(1);
-    p.out[threadIdx.x] = static_cast<uint32_t>(__popc(votes)) + 1000 * static_cast<uint32_t>(there);
+    p.out[threadIdx.x] = static_cast<uint32_t>(__popcll(votes)) + 1000 * static_cast<uint32_t>(there);
 }
 
 // Half of the block takes one barrier, half another that the first half never reaches.

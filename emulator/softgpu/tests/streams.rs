@@ -452,6 +452,9 @@ fn invalid_configuration_is_refused() {
         let refused = softgpu::Gpu::new(Arc::clone(&env) as _, config);
         assert!(matches!(refused, Err(Error::BadConfig { value: 0, .. })));
     }
+    let config = Config::default().changed(|c| c.kernels.warp = 48);
+    let refused = softgpu::Gpu::new(env as _, config);
+    assert!(matches!(refused, Err(Error::BadWarp(48))));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::ptr;
 
 use super::block::BarrierKind;
 use super::fiber::{Misuse, Request, ThreadState};
-use super::warp::{WarpCall, WarpKind};
+use super::warp::{WarpCall, WarpKind, mask_of};
 
 /// The sleep, in nanoseconds, of a thread that reads an unchanged clock.
 const CLOCK_NAP: u64 = 64;
@@ -24,6 +24,7 @@ pub(super) struct View {
     pub(super) block_dim: [u32; 3],
     pub(super) grid_dim: [u32; 3],
     pub(super) lane: u32,
+    pub(super) warp_size: u32,
 }
 
 thread_local! {
@@ -160,7 +161,7 @@ unsafe extern "C" fn softgpu_barrier(kind: u32, predicate: u32) -> u32 {
 /// # Safety
 /// Called by kernel code that a grid runs.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn softgpu_warp(kind: u32, mask: u32, value: u64, arg: u32, width: u32) -> u64 {
+unsafe extern "C" fn softgpu_warp(kind: u32, mask: u64, value: u64, arg: u32, width: u32) -> u64 {
     // SAFETY: the caller's promise.
     let thread = unsafe { thread() };
     let kind = match kind {
@@ -172,10 +173,12 @@ unsafe extern "C" fn softgpu_warp(kind: u32, mask: u32, value: u64, arg: u32, wi
         5 => WarpKind::ShuffleXor,
         other => thread.fail(Misuse::Code("warp operation", other)),
     };
-    if mask >> thread.lane() & 1 == 0 {
+    let (lane, lanes) = thread.lane();
+    let mask = mask & mask_of(lanes);
+    if mask >> lane & 1 == 0 {
         thread.fail(Misuse::LaneNotInMask(mask));
     }
-    if !(width.is_power_of_two() && width <= 32) {
+    if !(width.is_power_of_two() && width <= lanes) {
         thread.fail(Misuse::Code("shuffle width", width));
     }
     thread.suspend(Request::Warp(WarpCall {

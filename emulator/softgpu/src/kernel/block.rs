@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::fiber::{Misuse, Order};
 use super::shared::Shared;
-use super::warp::{WARP, Warp, WarpCall, lanes};
+use super::warp::{Warp, WarpCall, lanes};
 
 /// A barrier of the whole block; the numbers are those of `softgpu_barrier_kind`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,12 +71,12 @@ impl Block {
         self.votes = 0;
         self.arrived.clear();
         self.shared.reset(dynamic_shared);
-        self.warps.truncate(threads.div_ceil(WARP) as usize);
-        let in_warp = |w: u32| (threads - w * WARP).min(WARP);
+        self.warps.truncate(threads.div_ceil(order.warp) as usize);
+        let in_warp = |w: u32| (threads - w * order.warp).min(order.warp);
         for (w, warp) in (0..).zip(&mut self.warps) {
             warp.reset(in_warp(w));
         }
-        for w in self.warps.len() as u32..threads.div_ceil(WARP) {
+        for w in self.warps.len() as u32..threads.div_ceil(order.warp) {
             self.warps.push(Warp::new(in_warp(w)));
         }
         self.by_thread.resize(threads as usize, 0);
@@ -147,14 +147,15 @@ impl Block {
         let thread = self.order.thread(position);
         self.by_thread[thread as usize] = fiber;
         self.parked += 1;
-        let done = self.warps[(thread / WARP) as usize].call(thread % WARP, call);
-        self.release_lanes(thread / WARP, done, released);
+        let (warp, lane) = self.order.place(thread);
+        let done = self.warps[warp as usize].call(lane, call);
+        self.release_lanes(warp, done, released);
     }
 
-    fn release_lanes(&mut self, warp: u32, done: u32, released: &mut Released) {
+    fn release_lanes(&mut self, warp: u32, done: u64, released: &mut Released) {
         let w = &mut self.warps[warp as usize];
         for lane in lanes(done) {
-            let fiber = self.by_thread[(warp * WARP + lane) as usize];
+            let fiber = self.by_thread[(warp * self.order.warp + lane) as usize];
             released.push((fiber, w.result(lane, done)));
         }
         w.release(done);
@@ -165,10 +166,11 @@ impl Block {
     pub(super) fn exit(&mut self, position: u32, released: &mut Released) {
         let thread = self.order.thread(position);
         self.live -= 1;
-        let mut done = self.warps[(thread / WARP) as usize].exit(thread % WARP);
+        let (warp, lane) = self.order.place(thread);
+        let mut done = self.warps[warp as usize].exit(lane);
         while done != 0 {
-            self.release_lanes(thread / WARP, done, released);
-            done = self.warps[(thread / WARP) as usize].exit(thread % WARP);
+            self.release_lanes(warp, done, released);
+            done = self.warps[warp as usize].exit(lane);
         }
         self.try_barrier(released);
     }

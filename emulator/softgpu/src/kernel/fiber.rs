@@ -20,7 +20,7 @@ use super::abi::{self, View};
 use super::block::BarrierKind;
 use super::hook::StoreHook;
 use super::shared::{Shared, SharedError};
-use super::warp::{WARP, WarpCall};
+use super::warp::WarpCall;
 
 /// The reason for which a fiber yields.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) enum Misuse {
     #[error("{0}")]
     Shared(SharedError),
     #[error("a warp operation has mask {0:#010x}, which leaves out the calling lane")]
-    LaneNotInMask(u32),
+    LaneNotInMask(u64),
     #[error("{0} {1} does not exist")]
     Code(&'static str, u32),
     #[error("threads of the block wait at different barriers: {0} after {1}")]
@@ -76,6 +76,8 @@ pub(super) struct Order {
     /// Coprime to `threads`.
     pub(super) step: u32,
     pub(super) offset: u32,
+    /// Lanes of a warp: 32 or 64.
+    pub(super) warp: u32,
 }
 
 impl Order {
@@ -87,6 +89,12 @@ impl Order {
         } else {
             (position * self.step + self.offset) % self.threads
         }
+    }
+
+    /// The warp of a linear thread number, and its lane there.
+    #[inline]
+    pub(super) fn place(self, thread: u32) -> (u32, u32) {
+        (thread / self.warp, thread % self.warp)
     }
 }
 
@@ -110,11 +118,11 @@ impl ThreadState {
         self.view.get()
     }
 
-    /// The running thread's lane in its warp.
+    /// The running thread's lane in its warp, and the lanes of a warp.
     #[inline]
-    pub(super) fn lane(&self) -> u32 {
-        let job = self.job.get();
-        job.order.thread(self.at.get()) % WARP
+    pub(super) fn lane(&self) -> (u32, u32) {
+        let order = self.job.get().order;
+        (order.place(order.thread(self.at.get())).1, order.warp)
     }
 
     /// The shared memory of the running thread's block.
@@ -177,7 +185,7 @@ impl ThreadState {
         unsafe {
             let view = self.view.get();
             (*view).thread_idx = thread_idx;
-            (*view).lane = linear % WARP;
+            (*view).lane = job.order.place(linear).1;
         }
         // SAFETY: `Kernel::new` promises an entry that takes these parameters; the grid keeps
         // `args`, as long and as aligned as the kernel wants, until its threads have ended.
@@ -241,6 +249,7 @@ impl Fiber {
         view.block_idx = job.block_idx;
         view.block_dim = job.block_dim;
         view.grid_dim = job.grid_dim;
+        view.warp_size = job.order.warp;
     }
 
     /// The position of the thread that suspended, or one past the last that ended.

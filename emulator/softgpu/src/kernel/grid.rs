@@ -44,6 +44,8 @@ pub(crate) struct Grid {
     hook: Arc<dyn StoreHook>,
     kernel: Kernel,
     dims: Dims,
+    /// Lanes of a warp.
+    warp: u32,
     resident_limit: u32,
     resident: u32,
     next_block: u64,
@@ -77,6 +79,7 @@ impl Grid {
             hook,
             kernel: *kernel,
             dims,
+            warp: config.warp,
             resident_limit: config.resident_blocks.min(by_threads).max(1),
             resident: 0,
             next_block: 0,
@@ -225,11 +228,12 @@ impl Grid {
         self.resident += 1;
         let threads = self.dims.threads();
         let order = match &mut self.rng {
-            Some(rng) => random_order(rng, threads),
+            Some(rng) => random_order(rng, threads, self.warp),
             None => Order {
                 threads,
                 step: 1,
                 offset: 0,
+                warp: self.warp,
             },
         };
         let work = &mut *self.lease;
@@ -363,7 +367,7 @@ impl Grid {
 }
 
 /// An order of a block's threads: every `step`-th thread, cyclic.
-fn random_order(rng: &mut Rng, threads: u32) -> Order {
+fn random_order(rng: &mut Rng, threads: u32, warp: u32) -> Order {
     let step = loop {
         let step = rng.u32(1..=threads);
         if gcd(step, threads) == 1 {
@@ -374,6 +378,7 @@ fn random_order(rng: &mut Rng, threads: u32) -> Order {
         threads,
         step,
         offset: rng.u32(..threads),
+        warp,
     }
 }
 

@@ -219,6 +219,8 @@ pub struct GridConfig {
     pub stack_bytes: usize,
     /// The seed of a random interleaving, the same in each run; `None`: in order.
     pub seed: Option<u64>,
+    /// The threads of a warp: 32, or 64 as on most GPUs of AMD.
+    pub warp: u32,
     /// The pool of stacks and tables.
     pub pool: GridPool,
 }
@@ -230,6 +232,7 @@ impl Default for GridConfig {
             resident_threads: 8192,
             stack_bytes: 64 * 1024,
             seed: None,
+            warp: 32,
             pool: GridPool::default(),
         }
     }

@@ -1,7 +1,7 @@
 //! Warp operations: the lanes that take part, and the result of each lane.
 
-/// Lanes of a warp.
-pub(super) const WARP: u32 = 32;
+/// The most lanes of a warp.
+pub(super) const MOST_LANES: u32 = 64;
 /// The value that a shuffle reads from an absent lane; no kernel may rely on it.
 const GARBAGE: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
@@ -35,12 +35,12 @@ impl WarpKind {
 pub(super) struct WarpCall {
     pub(super) kind: WarpKind,
     /// The lanes that take part, including the caller.
-    pub(super) mask: u32,
+    pub(super) mask: u64,
     /// The argument of the lane: a predicate, or the bits of a shuffled value.
     pub(super) value: u64,
     /// The source of a shuffle: a lane, a distance or a mask.
     pub(super) arg: u32,
-    /// The lanes of a shuffle's segment: a power of two, at most 32.
+    /// The lanes of a shuffle's segment: a power of two, at most those of a warp.
     pub(super) width: u32,
 }
 
@@ -49,44 +49,44 @@ const NO_CALL: WarpCall = WarpCall {
     mask: 0,
     value: 0,
     arg: 0,
-    width: WARP,
+    width: MOST_LANES,
 };
 
 /// The lanes of one warp: the live lanes, and the pending calls.
 #[derive(Clone, Debug)]
 pub(super) struct Warp {
-    alive: u32,
-    waiting: u32,
-    calls: [WarpCall; WARP as usize],
+    alive: u64,
+    waiting: u64,
+    calls: [WarpCall; MOST_LANES as usize],
 }
 
 impl Warp {
     /// A warp of `lanes` lanes that have not started.
     pub(super) fn new(lanes: u32) -> Warp {
         Warp {
-            alive: u32::MAX >> (WARP - lanes),
+            alive: mask_of(lanes),
             waiting: 0,
-            calls: [NO_CALL; WARP as usize],
+            calls: [NO_CALL; MOST_LANES as usize],
         }
     }
 
     /// Resets it to a new warp of `lanes` lanes.
     pub(super) fn reset(&mut self, lanes: u32) {
-        self.alive = u32::MAX >> (WARP - lanes);
+        self.alive = mask_of(lanes);
         self.waiting = 0;
     }
 
     /// Records the call of a lane. Returns the lanes that may continue, which are all that take
     /// part if the caller was the last, or none yet. Their results are then in
     /// [`result`](Warp::result).
-    pub(super) fn call(&mut self, lane: u32, call: WarpCall) -> u32 {
+    pub(super) fn call(&mut self, lane: u32, call: WarpCall) -> u64 {
         self.waiting |= 1 << lane;
         self.calls[lane as usize] = call;
         self.complete(call)
     }
 
     /// Records the end of a lane. Returns the lanes of one operation that waited only for it.
-    pub(super) fn exit(&mut self, lane: u32) -> u32 {
+    pub(super) fn exit(&mut self, lane: u32) -> u64 {
         self.alive &= !(1 << lane);
         lanes(self.waiting)
             .map(|lane| self.complete(self.calls[lane as usize]))
@@ -95,7 +95,7 @@ impl Warp {
     }
 
     /// The lanes of `call`, if all live ones have called; their waits are over.
-    fn complete(&self, call: WarpCall) -> u32 {
+    fn complete(&self, call: WarpCall) -> u64 {
         let need = call.mask & self.alive;
         let met = self.waiting & need == need
             && lanes(need).all(|lane| {
@@ -106,12 +106,12 @@ impl Warp {
     }
 
     /// Ends the wait of lanes that [`call`](Warp::call) or [`exit`](Warp::exit) returned.
-    pub(super) fn release(&mut self, lanes: u32) {
+    pub(super) fn release(&mut self, lanes: u64) {
         self.waiting &= !lanes;
     }
 
     /// The result of a lane in an operation in which `present` take part.
-    pub(super) fn result(&self, lane: u32, present: u32) -> u64 {
+    pub(super) fn result(&self, lane: u32, present: u64) -> u64 {
         let call = &self.calls[lane as usize];
         let segment = lane & !(call.width - 1);
         let last = segment + call.width - 1;
@@ -149,8 +149,13 @@ impl Warp {
     }
 }
 
+/// The mask of the first `lanes` lanes, 1 to 64.
+pub(super) const fn mask_of(lanes: u32) -> u64 {
+    u64::MAX >> (MOST_LANES - lanes)
+}
+
 /// The lanes of a mask, lowest first.
-pub(super) fn lanes(mask: u32) -> impl Iterator<Item = u32> {
+pub(super) fn lanes(mask: u64) -> impl Iterator<Item = u32> {
     let mut left = mask;
     std::iter::from_fn(move || {
         (left != 0).then(|| {

@@ -25,6 +25,7 @@ use super::{
     Dims, Gpu, GpuIdentity, Kernel, KernelImage, Mapped, MemoryKind, SOFT_CAPS, SharedMemory,
     Stream, Unreachable, WaitLimits,
 };
+use crate::env::Variable;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
 use crate::memop::{Caps, Condition, DevicePtr, Op, Width};
@@ -50,7 +51,8 @@ impl Gpu {
     /// memory that the kernel may still use until the kernel or the process ends.
     ///
     /// # Errors
-    /// `System` if the operating system provides no thread or memory file.
+    /// `System` if the operating system provides no thread or memory file; `Invalid` for a wrong value of
+    /// `GDS_SOFT_WARP`.
     pub fn soft() -> Result<Gpu> {
         let live = gds_step::Live::global().map_err(|e| {
             let what = format!("start of the device thread failed: {e}");
@@ -122,6 +124,9 @@ pub struct SoftOptions {
     /// Deliberately weak memory ordering, with its seed, to find missing fences and flushes;
     /// `None`: no weakening, the default.
     pub weak: Option<Weak>,
+    /// The threads of a warp: 32, as on CUDA, or 64, as on most GPUs of AMD. `None`: those of the variable
+    /// `GDS_SOFT_WARP`, else 32.
+    pub warp: Option<u32>,
 }
 
 setters! { SoftOptions {
@@ -130,7 +135,15 @@ setters! { SoftOptions {
     channels: usize,
 } optional {
     weak: Weak,
+    warp: u32,
 } }
+
+const WARP: Variable<u32> = Variable {
+    name: "GDS_SOFT_WARP",
+    former_name: None,
+    words: &[("32", 32), ("64", 64)],
+    former_words: &[],
+};
 
 impl Default for SoftOptions {
     fn default() -> SoftOptions {
@@ -139,6 +152,7 @@ impl Default for SoftOptions {
             stream_bound: 1024,
             channels: 8,
             weak: None,
+            warp: None,
         }
     }
 }
@@ -237,6 +251,7 @@ impl SoftRuntime {
     pub fn open(host: Arc<dyn Host>, options: SoftOptions) -> Result<Gpu> {
         let number = NEXT_GPU.fetch_add(1, Ordering::Relaxed);
         let name = format!("gpu{number}");
+        let warp = options.warp.map_or_else(|| WARP.read(), Ok)?;
         let config = softgpu::Config {
             name: name.clone(),
             caps: softgpu::Caps {
@@ -249,6 +264,10 @@ impl SoftRuntime {
             channels: options.channels,
             weak: options.weak,
             ordered_writes: options.caps.ordered_writes && !mutant::on(Mutant::OrderNotKept),
+            kernels: softgpu::GridConfig {
+                warp,
+                ..softgpu::GridConfig::default()
+            },
             ..softgpu::Config::default()
         };
         let env: Arc<dyn Host> = Arc::clone(&host);
@@ -662,6 +681,7 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
         | E::Overlap { .. }
         | E::InlineTooLong { .. }
         | E::BadConfig { .. }
+        | E::BadWarp(_)
         | E::BadImport { .. }
         | E::AlreadyRegistered { .. } => Kind::Invalid,
         E::NotCapturing { .. } => Kind::WrongState,

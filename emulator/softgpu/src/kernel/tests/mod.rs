@@ -147,10 +147,15 @@ fn seeded(seed: Option<u64>) -> GridConfig {
     }
 }
 
-/// Several orders: in order, and at random.
+/// Several orders, in order and at random, with warps of either size.
 fn in_orders(mut run: impl FnMut(&GridConfig)) {
     for seed in [None, Some(1), Some(2), Some(3)] {
-        run(&seeded(seed));
+        for warp in [32, 64] {
+            run(&GridConfig {
+                warp,
+                ..seeded(seed)
+            });
+        }
     }
 }
 

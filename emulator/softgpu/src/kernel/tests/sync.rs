@@ -32,8 +32,8 @@ fn votes_of_a_block() {
 
 #[test]
 fn warp_operations_against_a_reference() {
-    /// The results of lane `lane`, row by row.
-    fn reference(row: usize, lane: u64) -> u64 {
+    /// The results of lane `lane` of a warp, row by row.
+    fn reference(warp: u64, row: usize, lane: u64) -> u64 {
         let v = |lane: u64| 1000 + lane;
         let up = |d: u64, width: u64| if lane % width >= d { lane - d } else { lane };
         let down = |d: u64, width: u64| {
@@ -46,9 +46,9 @@ fn warp_operations_against_a_reference() {
         match row {
             0 => v(5),
             1 => v(lane / 8 * 8 + (lane + 3) % 8),
-            2 => v(up(4, 32)),
+            2 => v(up(4, warp)),
             3 => v(up(3, 16)),
-            4 => v(down(4, 32)),
+            4 => v(down(4, warp)),
             5 => v(down(3, 16)),
             6 => v(lane ^ 9),
             // A read from a later segment is not permitted; a read from an earlier one is.
@@ -57,7 +57,7 @@ fn warp_operations_against_a_reference() {
             } else {
                 lane
             }),
-            8 => (0..32).filter(|l| l % 5 == 1).map(|l| 1 << l).sum(),
+            8 => (0..warp).filter(|l| l % 5 == 1).map(|l| 1 << l).sum(),
             9 => 1,
             10 => 0,
             11 => (0..8).filter(|l| l % 2 == lane % 2).map(|l| 1 << l).sum(),
@@ -68,12 +68,14 @@ fn warp_operations_against_a_reference() {
         }
     }
     in_orders(|config| {
-        let mut out = vec![u64::MAX; 15 * 32];
+        let warp = config.warp;
+        let mut out = vec![u64::MAX; 15 * warp as usize];
         let args = args(&[&out.as_mut_ptr()]);
-        launch(&WARP_OPS, linear(1, 32), &args, config).done();
-        for (row, lanes) in out.chunks(32).enumerate() {
+        launch(&WARP_OPS, linear(1, warp), &args, config).done();
+        for (row, lanes) in out.chunks(warp as usize).enumerate() {
             for (lane, got) in lanes.iter().enumerate() {
-                assert_eq!(*got, reference(row, lane as u64), "row {row}, lane {lane}");
+                let expected = reference(warp.into(), row, lane as u64);
+                assert_eq!(*got, expected, "row {row}, lane {lane} of {warp}");
             }
         }
     });
@@ -97,7 +99,7 @@ fn ended_threads_do_not_block_the_others() {
             let args = args(&[&out.as_mut_ptr(), &gone, &0_u32]);
             launch(&EARLY_EXIT, linear(1, threads), &args, config).done();
             for (t, &got) in (0..).zip(&out) {
-                let lanes = (gone - t / 32 * 32).min(32);
+                let lanes = (gone - t / config.warp * config.warp).min(config.warp);
                 let expected = if t < gone { lanes + 1000 * gone } else { 0 };
                 // Lanes beyond the last whole warp of the remaining threads.
                 assert_eq!(got, expected, "thread {t} of {threads}, gone from {gone}");
