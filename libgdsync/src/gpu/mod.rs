@@ -126,7 +126,7 @@ pub(crate) fn next_id() -> u64 {
 /// use gdsync::gpu::MemoryKind;
 ///
 /// # fn main() -> gdsync::Result<()> {
-/// let gpu = Gpu::open("soft")?; // or "cuda", "cuda:1", "auto"
+/// let gpu = Gpu::open("soft")?; // or "cuda", "cuda:1", "hip", "auto"
 /// let memory = gpu.alloc(MemoryKind::Device, 4096)?; // bytes, zeroed
 /// memory.write(8, b"payload")?;
 /// let mut bytes = [0; 7];
@@ -164,17 +164,18 @@ impl fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// Opens a GPU by name: `soft`, `cuda:1`, `cuda`, or `auto`: `cuda` if CUDA has a usable GPU,
-    /// else `soft`. Without the feature `soft`, `auto` is `cuda`.
+    /// Opens a GPU by name: `soft`, `cuda`, `cuda:1`, `hip`, `hip:1`, or `auto`: `cuda` if CUDA has a
+    /// usable GPU, else `hip` if HIP has one, else `soft`, if the build has it. A log event has the
+    /// reason for which a runtime has none.
     ///
-    /// `cuda` is the first GPU that CUDA shows. In a job with several ranks on the host, it is the
+    /// `cuda` is the first GPU that CUDA shows, `hip` the first that HIP shows. In a job with several ranks on the host, it is the
     /// GPU whose index is the local rank (`MP_LOCAL_RANK`, or the variable of torchrun, Open MPI,
-    /// Hydra or SLURM) modulo the number of GPUs that CUDA shows. A log event states the choice and
+    /// Hydra or SLURM) modulo the number of GPUs. A log event states the choice and
     /// its reason. If the host has more ranks than GPUs, the library logs a warning.
     ///
     /// # Errors
     /// `Invalid` for another name, and for a local rank that is not a number; `Unsupported` for
-    /// `soft` in a build without that feature; other errors as [`Gpu::cuda`] and `Gpu::soft`.
+    /// `soft` in a build without that feature; other errors as [`Gpu::cuda`], [`Gpu::hip`] and `Gpu::soft`.
     ///
     /// Every call that opens a GPU also returns `Invalid` for an invalid `GDS_CONSISTENCY`,
     /// `Unsupported` for a consistency policy that the GPU lacks, and `System` if the file of
