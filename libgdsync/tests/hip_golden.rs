@@ -39,7 +39,11 @@ fn every_program_for_hip_has_its_trace() {
     for program in programs.iter().filter(|program| program.caps == hip) {
         let env = Box::leak(Box::new([(PROGRAM, program.name)]));
         let variant = Variant::of(Driver::Hip6, None, env);
-        standin::run(standin::child::test_name!(), &standin::build(&variant), &variant);
+        standin::run(
+            standin::child::test_name!(),
+            &standin::build(&variant),
+            &variant,
+        );
         ran += 1;
     }
     assert!(ran >= 5, "{ran} programs for HIP");

@@ -72,7 +72,9 @@ impl Watch for Calls {
         let mut named = gpu.take_trace().into_iter();
         let mut lines = Vec::new();
         while let Some(traced) = named.next() {
-            let mut call = calls.next().expect("traced, but never handed to the driver");
+            let mut call = calls
+                .next()
+                .expect("traced, but never handed to the driver");
             let (_, count) = traced.rsplit_once(", ").unwrap_or(("", &traced));
             let count = count.trim_end_matches(" operations").rsplit(' ').next();
             let count: usize = count.unwrap().parse().expect(&traced);
@@ -101,7 +103,11 @@ impl Watch for Calls {
                 lines.push(words.collect::<Vec<_>>().join(" "));
             }
         }
-        assert_eq!(calls.next().map(|call| call.stream), None, "a call that is not traced");
+        assert_eq!(
+            calls.next().map(|call| call.stream),
+            None,
+            "a call that is not traced"
+        );
         lines
     }
 
