@@ -149,7 +149,7 @@ impl Driver for Cuda {
         })
     }
 
-    fn maps(&self) -> bool {
+    fn maps(&self, _device: i32) -> bool {
         true
     }
 
@@ -325,7 +325,7 @@ impl Driver for Cuda {
         call!(self.cuMemsetD8Async(at, 0, len, stream.cast()))
     }
 
-    unsafe fn mem_alloc(&self, at: &mut u64, len: usize, _shared: bool) -> Called {
+    unsafe fn mem_alloc(&self, at: &mut u64, len: usize) -> Called {
         call!(self.cuMemAlloc_v2(at, len))
     }
 

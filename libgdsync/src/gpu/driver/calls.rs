@@ -70,9 +70,9 @@ pub(crate) trait Driver: Send + Sync {
     fn pci(&self, device: i32) -> Option<String>;
     /// The code of an image for the device of `context`.
     fn code(&self, context: &Context, image: &KernelImage) -> Result<Cow<'static, [u8]>>;
-    /// Whether the driver makes physical memory that is mapped to addresses. Otherwise device memory
-    /// is allocated by [`Driver::mem_alloc`].
-    fn maps(&self) -> bool;
+    /// Whether the device has physical memory that is mapped to addresses and exported as a file.
+    /// Otherwise device memory is allocated by [`Driver::mem_alloc`].
+    fn maps(&self, device: i32) -> bool;
     /// The number of streams to create ahead, because the driver's creation of one may block behind
     /// waits. 0: the driver shares hardware queues among its streams, so that none is kept idle.
     fn streams_ahead(&self) -> usize;
@@ -131,9 +131,8 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn write_word(&self, stream: Handle, to: u64, value: u64, bytes: usize) -> Called;
     unsafe fn zero(&self, at: u64, len: usize, stream: Handle) -> Called;
 
-    /// Allocates device memory. If it is `shared`, other GPUs and NICs may access its words while
-    /// kernels run.
-    unsafe fn mem_alloc(&self, at: &mut u64, len: usize, shared: bool) -> Called;
+    /// Allocates device memory whose words other GPUs and NICs may access while kernels run.
+    unsafe fn mem_alloc(&self, at: &mut u64, len: usize) -> Called;
     unsafe fn mem_free(&self, at: u64) -> Called;
     unsafe fn host_alloc(&self, at: &mut Handle, len: usize) -> Called;
     /// Registers host memory for all contexts; `device_registers`: it may be a device's registers.

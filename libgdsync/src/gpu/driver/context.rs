@@ -39,6 +39,8 @@ pub(crate) struct Context {
     pub pool: DevicePool,
     pub host: HostPool,
     pub streams: StreamPool,
+    /// See [`Driver::maps`].
+    pub maps: bool,
     /// Whether driver and device have dependent launches.
     pub dependent_launch: bool,
     /// Locked shared during an enqueue, exclusive while the owner of an application's memory is
@@ -113,6 +115,7 @@ impl Context {
             pool: DevicePool::default(),
             host: HostPool::default(),
             streams: StreamPool::default(),
+            maps: driver.maps(device),
             dependent_launch: driver.has_dependent_launch(device),
             enqueueing: RwLock::new(()),
             name,

@@ -174,8 +174,8 @@ impl Memory {
 
 /// Allocates device memory, zeroed.
 pub(super) fn device(context: &Arc<Context>, len: usize) -> Result<Allocation> {
-    if !context.driver.maps() {
-        return allocated(context, len, false);
+    if !context.maps {
+        return allocated(context, len);
     }
     let piece = context.pool.take(context, len)?;
     let at = piece.at();
@@ -185,14 +185,13 @@ pub(super) fn device(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     Ok(memory.into_allocation(None))
 }
 
-/// Allocates device memory by the driver's own allocator, zeroed; `shared`: see
-/// [`Driver::mem_alloc`](super::calls::Driver::mem_alloc).
-pub(super) fn allocated(context: &Arc<Context>, len: usize, shared: bool) -> Result<Allocation> {
+/// Allocates device memory by the driver's own allocator, zeroed.
+pub(super) fn allocated(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     let mut at = 0;
     {
         let _own = context.enter_own()?;
         // SAFETY: stores the address of new memory.
-        let made = unsafe { context.driver.mem_alloc(&mut at, len, shared) };
+        let made = unsafe { context.driver.mem_alloc(&mut at, len) };
         context.check(made, "allocate device memory")?;
     }
     let memory = Memory::new(context, at, len, Origin::Allocated(at));

@@ -50,8 +50,8 @@ pub(super) fn granule(context: &Context) -> Result<usize> {
 
 /// Allocates device memory that other processes can open, zeroed.
 pub(super) fn exportable(context: &Arc<Context>, len: usize) -> Result<Allocation> {
-    if !context.driver.maps() {
-        return memory::allocated(context, len, true);
+    if !context.maps {
+        return memory::allocated(context, len);
     }
     let mapping = physical(context, len)?;
     let at = mapping.at;

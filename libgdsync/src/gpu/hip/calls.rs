@@ -3,7 +3,10 @@
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_void};
 
-use gdsync_sys::hip::types::{MemoryKind, hipIpcMemHandle_t, hipPointerAttribute_t};
+use gdsync_sys::hip::types::{
+    MemoryKind, hipIpcMemHandle_t, hipMemAccessDesc, hipMemAllocationProp, hipMemLocation,
+    hipPointerAttribute_t,
+};
 use gdsync_sys::hip::{Hip, HipResult, Hsa, consts};
 
 use super::{code, device, exported, submit};
@@ -62,6 +65,22 @@ fn attributes(hip: &Hip, at: u64) -> Option<hipPointerAttribute_t> {
     unsafe {
         let asked = (hip.hipPointerGetAttributes)(all.as_mut_ptr(), at as *const c_void);
         asked.is_success().then(|| all.assume_init())
+    }
+}
+
+/// The properties of physical memory.
+fn prop(device: i32) -> hipMemAllocationProp {
+    hipMemAllocationProp {
+        kind: consts::hipMemAllocationTypeUncached,
+        requested_handle_type: consts::hipMemHandleTypePosixFileDescriptor,
+        location: hipMemLocation {
+            kind: consts::hipMemLocationTypeDevice,
+            id: device,
+        },
+        win32_handle_meta_data: std::ptr::null_mut(),
+        compression_type: 0,
+        gpu_direct_rdma_capable: 1,
+        usage: 0,
     }
 }
 
@@ -136,8 +155,15 @@ impl Driver for Hip {
         code::of(self, context, image)
     }
 
-    fn maps(&self) -> bool {
-        false
+    /// HIP 7 can make such memory uncached; in earlier releases it is coarse-grained.
+    fn maps(&self, device: i32) -> bool {
+        const HIP_7: i32 = 70_000_000;
+        let which = consts::hipDeviceAttributeVirtualMemoryManagementSupported;
+        let mut len = 0;
+        version(self) >= HIP_7
+            && device::attribute(self, device, which) != 0
+            // SAFETY: stores a number.
+            && unsafe { self.granularity(&mut len, device) }.is_ok()
     }
 
     fn streams_ahead(&self) -> usize {
@@ -302,7 +328,7 @@ impl Driver for Hip {
     }
 
     /// All memory is fine-grained, so that its words can be used.
-    unsafe fn mem_alloc(&self, at: &mut u64, len: usize, _shared: bool) -> Called {
+    unsafe fn mem_alloc(&self, at: &mut u64, len: usize) -> Called {
         let out = (&raw mut *at).cast();
         call!(self.hipExtMallocWithFlags(out, len, consts::hipDeviceMallocFinegrained))
     }
@@ -369,34 +395,66 @@ impl Driver for Hip {
 
     unsafe fn synchronise_copies(&self, _at: u64) {}
 
-    unsafe fn granularity(&self, _len: &mut usize, _device: i32) -> Called {
-        lacks("mapped memory")
+    unsafe fn granularity(&self, len: &mut usize, device: i32) -> Called {
+        let least = consts::hipMemAllocationGranularityMinimum;
+        optional!(self.hipMemGetAllocationGranularity(len, &prop(device), least))
     }
 
-    unsafe fn physical_create(&self, _memory: &mut Physical, _len: usize, _device: i32) -> Called {
-        lacks("mapped memory")
+    unsafe fn physical_create(&self, memory: &mut Physical, len: usize, device: i32) -> Called {
+        let mut made = std::ptr::null_mut();
+        let done = optional!(self.hipMemCreate(&mut made, len, &prop(device), 0));
+        *memory = made as Physical;
+        done
     }
 
-    unsafe fn physical_release(&self, _memory: Physical) {}
+    unsafe fn physical_release(&self, memory: Physical) {
+        let _ = optional!(self.hipMemRelease(memory as *mut _));
+    }
 
     unsafe fn physical_map(
         &self,
-        _at: &mut u64,
-        _len: usize,
-        _memory: Physical,
-        _device: i32,
+        at: &mut u64,
+        len: usize,
+        memory: Physical,
+        device: i32,
     ) -> Called {
-        lacks("mapped memory")
+        let rights = hipMemAccessDesc {
+            location: prop(device).location,
+            flags: consts::hipMemAccessFlagsProtReadWrite,
+        };
+        let out = (&raw mut *at).cast();
+        let anywhere = std::ptr::null_mut();
+        let reserved = optional!(self.hipMemAddressReserve(out, len, 0, anywhere, 0));
+        if !reserved.is_ok() {
+            return reserved;
+        }
+        let here = *at as *mut c_void;
+        let mapped = optional!(self.hipMemMap(here, len, 0, memory as *mut _, 0));
+        if !mapped.is_ok() {
+            return mapped;
+        }
+        optional!(self.hipMemSetAccess(here, len, &rights, 1))
     }
 
-    unsafe fn physical_unmap(&self, _at: u64, _len: usize) {}
-
-    unsafe fn physical_export(&self, _fd: &mut i32, _memory: Physical) -> Called {
-        lacks("mapped memory")
+    unsafe fn physical_unmap(&self, at: u64, len: usize) {
+        let _ = optional!(self.hipMemUnmap(at as *mut c_void, len));
+        let _ = optional!(self.hipMemAddressFree(at as *mut c_void, len));
     }
 
-    unsafe fn physical_import(&self, _memory: &mut Physical, _fd: i32) -> Called {
-        lacks("mapped memory")
+    unsafe fn physical_export(&self, fd: &mut i32, memory: Physical) -> Called {
+        let kind = consts::hipMemHandleTypePosixFileDescriptor;
+        let out = (&raw mut *fd).cast();
+        optional!(self.hipMemExportToShareableHandle(out, memory as *mut _, kind, 0))
+    }
+
+    /// The descriptor is passed as the pointer's value.
+    unsafe fn physical_import(&self, memory: &mut Physical, fd: i32) -> Called {
+        let kind = consts::hipMemHandleTypePosixFileDescriptor;
+        let value = std::ptr::without_provenance_mut(fd as usize);
+        let mut made = std::ptr::null_mut();
+        let done = optional!(self.hipMemImportFromShareableHandle(&mut made, value, kind));
+        *memory = made as Physical;
+        done
     }
 
     unsafe fn ipc_export(&self, handle: &mut [u8; 64], at: u64) -> Called {

@@ -114,6 +114,9 @@ pub(super) fn reaches(
     other: &GpuIdentity,
 ) -> Result<(), Unreachable> {
     let (device, here) = (context.device, || context.name().to_owned());
+    if !context.maps {
+        return Err(Unreachable::NoDescriptors { here: here() });
+    }
     let mut count = 0;
     // SAFETY: stores a number; on failure it stays 0.
     let _ = unsafe { (hip.hipGetDeviceCount)(&mut count) };
