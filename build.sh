@@ -390,8 +390,8 @@ step_tcp() {
 step_warps() {
     say "warps: kernels, matrices and examples with warps of 64 threads (GDS_SOFT_WARP=64)"
     GDS_SOFT_WARP=64 cargo test --workspace --lib -- kernels::
-    GDS_SOFT_WARP=64 cargo test --workspace --test matrix --test mp_matrix --test programs --test program \
-        --test stencil --test fluid
+    GDS_SOFT_WARP=64 cargo test --workspace --test matrix --test mp_matrix --test programs --test stencil \
+        --test fluid
 }
 
 step_cluster() {
