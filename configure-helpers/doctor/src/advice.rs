@@ -12,6 +12,7 @@ use crate::system::{Limit, PciKind};
 use crate::uses::{RdmaMemory, gpus, local_rank, on_cuda, rdma_memory_path};
 use gdsync_sys::cuda::CudaResult;
 use gdsync_sys::cuda::consts::{CU_COMPUTEMODE_EXCLUSIVE_PROCESS, CU_COMPUTEMODE_PROHIBITED};
+use gdsync_sys::hip::HipResult;
 use serde::Serialize;
 
 /// Something that is missing.
@@ -56,6 +57,7 @@ pub(crate) fn conclude(report: &Report) -> Vec<Advice> {
     let mut list = List::default();
     driver(report, &mut list);
     about_gpus(report, &mut list);
+    hip(report, &mut list);
     if on_cuda(report) {
         waits(report, &mut list);
         gdrcopy(report, &mut list);
@@ -116,6 +118,67 @@ fn driver(report: &Report, list: &mut List) {
             no_device(report),
         ),
         (State::Opened { .. }, None, None) => return,
+    };
+    list.add(CUDA, missing, remedy);
+}
+
+fn hip(report: &Report, list: &mut List) {
+    let Some(gpu) = report.system.of(PciKind::AmdGpu).next() else {
+        return; // Nothing to install.
+    };
+    let hip = &report.hip;
+    let no_device = hip.trouble.as_ref().is_none_or(|trouble| {
+        HipResult(trouble.code) == HipResult::NO_DEVICE && trouble.call == "hipGetDeviceCount"
+    });
+    let (missing, remedy) = match (&hip.library, &hip.kfd) {
+        (State::Absent { .. }, _) => (
+            format!("libamdhip64 for the AMD GPU at {}", gpu.address),
+            "install ROCm 6.0 or later (the package hip-runtime-amd of AMD's repository), or name \
+             its library by GDS_HIP_LIB"
+                .to_owned(),
+        ),
+        (State::TooOld { path, symbol }, _) => (
+            format!("{symbol} in {}", path.display()),
+            "update ROCm, or name its own library by GDS_HIP_LIB".to_owned(),
+        ),
+        (State::Opened { .. }, Access::Absent) => (
+            format!(
+                "/dev/kfd, the device file of the AMD GPU at {}",
+                gpu.address
+            ),
+            match hip.amdgpu {
+                true => "start the container with --device=/dev/kfd --device=/dev/dri".to_owned(),
+                false => "modprobe amdgpu; in a container, do so on the host".to_owned(),
+            },
+        ),
+        (State::Opened { .. }, Access::Refused(why)) => (
+            format!("access to /dev/kfd: {why}"),
+            "add the user to the groups render and video, which own /dev/kfd and /dev/dri; in a \
+             container, start it with --group-add for both"
+                .to_owned(),
+        ),
+        (State::Opened { .. }, Access::Granted)
+            if !hip.gpus.is_empty() && hip.trouble.is_none() =>
+        {
+            return;
+        }
+        (State::Opened { .. }, Access::Granted) if no_device => (
+            "a GPU that HIP reports".to_owned(),
+            match hip.hidden_by.first_key_value() {
+                Some((name, value)) => format!("unset {name}, which is {value:?}"),
+                None => {
+                    "read dmesg and rocminfo: the kernel driver does not offer the GPU".to_owned()
+                }
+            },
+        ),
+        (State::Opened { .. }, Access::Granted) => {
+            let trouble = hip.trouble.as_ref();
+            let (call, name) = trouble.map_or(("", ""), |t| (t.call, &t.name));
+            (
+                format!("a working HIP: {call} returned {name}"),
+                "read dmesg and rocminfo".to_owned(),
+            )
+        }
     };
     list.add(CUDA, missing, remedy);
 }

@@ -15,6 +15,7 @@ mod consistency;
 pub mod cuda;
 pub mod errors;
 pub mod gdrcopy;
+pub mod hip;
 pub mod library;
 mod machine;
 mod nic;
@@ -36,8 +37,8 @@ pub struct Report {
     pub gdsync: &'static str,
     /// NVIDIA GPUs and their driver.
     pub cuda: cuda::Cuda,
-    /// AMD's HIP.
-    pub hip: library::State,
+    /// AMD GPUs and HIP.
+    pub hip: hip::Hip,
     /// Device memory mapped for the CPU.
     pub gdrcopy: gdrcopy::Gdrcopy,
     /// RDMA devices and their drivers.
@@ -59,11 +60,7 @@ pub fn examine(machine: &Machine) -> Report {
     let mut report = Report {
         gdsync: env!("CARGO_PKG_VERSION"),
         cuda: cuda::look(machine),
-        hip: library::look(
-            "HIP",
-            &machine.libraries().hip,
-            &[c"hipStreamBatchMemOp", c"hipMemGetHandleForAddressRange"],
-        ),
+        hip: hip::look(machine),
         gdrcopy: gdrcopy::look(machine),
         rdma: rdma::look(machine),
         system: system::look(machine),
@@ -74,6 +71,7 @@ pub fn examine(machine: &Machine) -> Report {
             "GDS_GDRAPI_LIB",
             "GDS_GID_INDEX",
             "GDS_GPU",
+            "GDS_HIP_LIB",
             "GDS_IBVERBS_LIB",
             "GDS_LOWER",
             "GDS_MLX5_LIB",

@@ -1,8 +1,7 @@
 //! [`State`]: whether a library can be opened, and its file.
 
-use gdsync_sys::{Library, LoadError, Tried};
+use gdsync_sys::{LoadError, Tried};
 use serde::Serialize;
-use std::ffi::{CStr, OsString, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -112,23 +111,6 @@ impl fmt::Display for State {
                 }
             },
         }
-    }
-}
-
-/// Opens a library, calls none of its functions, and reports which of the named ones it lacks.
-pub(crate) fn look(api: &'static str, paths: &[OsString], optional: &[&'static CStr]) -> State {
-    // SAFETY: the creator of the machine guarantees that its libraries are sound.
-    match unsafe { Library::open(api, paths) } {
-        Ok(library) => {
-            let lacks = optional
-                .iter()
-                // SAFETY: looked up and not called, so any pointer type is right.
-                .filter(|name| unsafe { library.optional::<*const c_void>(name, None) }.is_none())
-                .map(|name| name.to_string_lossy().into_owned())
-                .collect();
-            State::opened(library.path(), lacks)
-        }
-        Err(error) => State::from(&error),
     }
 }
 

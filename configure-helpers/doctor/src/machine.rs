@@ -27,19 +27,13 @@ pub struct Libraries {
 impl Libraries {
     /// The paths that gdsync tries.
     pub fn installed() -> Libraries {
-        let sonames = |names: &[&str]| names.iter().map(OsString::from).collect();
         Libraries {
             cuda: candidates(gdsync_sys::cuda::Cuda::ENV, gdsync_sys::cuda::Cuda::SONAMES),
             gdrapi: candidates(
                 gdrcopy_sys::ffi::Gdrapi::ENV,
                 gdrcopy_sys::ffi::Gdrapi::SONAMES,
             ),
-            hip: sonames(&[
-                "libamdhip64.so.7",
-                "libamdhip64.so.6",
-                "libamdhip64.so.5",
-                "libamdhip64.so",
-            ]),
+            hip: candidates(gdsync_sys::hip::Hip::ENV, gdsync_sys::hip::Hip::SONAMES),
             ibverbs: candidates(Ibverbs::ENV, Ibverbs::SONAMES),
             mlx5: candidates(Mlx5::ENV, Mlx5::SONAMES),
         }

@@ -2,6 +2,7 @@
 
 use crate::Report;
 use crate::cuda::{Channels, Gpu};
+use crate::hip;
 use crate::machine::Access;
 use crate::rdma::Device;
 use crate::system::{Limit, Nvidia, PciKind, System};
@@ -17,6 +18,9 @@ impl Display for Report {
         }
         if !self.cuda.gpus.is_empty() {
             page.streams(self);
+        }
+        for gpu in &self.hip.gpus {
+            page.amd_gpu(gpu);
         }
         page.rdma(self);
         page.system(self);
@@ -101,9 +105,32 @@ impl Page {
         } else if cuda.library.is_opened() {
             self.line("cuda: GPUs", cuda.gpus.len());
         }
-        self.line("hip: library", &report.hip);
+        let hip = &report.hip;
+        self.line("hip: library", &hip.library);
+        self.known("hip: version", hip.version.as_ref());
+        if let Some(trouble) = &hip.trouble {
+            let (call, name, code) = (trouble.call, &trouble.name, trouble.code);
+            let value = format_args!("{call} returned {name} ({code})");
+            self.line("hip: error", value);
+        } else if hip.library.is_opened() {
+            self.line("hip: GPUs", hip.gpus.len());
+        }
         let none = "not supported in this version, even if the library is present";
         self.line("hip: runtime", none);
+    }
+
+    fn amd_gpu(&mut self, gpu: &hip::Gpu) {
+        self.title(format_args!("AMD GPU {}: {}", gpu.index, gpu.name));
+        self.known("PCI address", gpu.pci.as_ref());
+        self.known("architecture", gpu.architecture.as_ref());
+        let (gib, units) = (gpu.memory >> 30, gpu.compute_units);
+        self.line(
+            "memory",
+            format_args!("{gib} GiB, with {units} compute units"),
+        );
+        self.line("streams wait for a word", yes(gpu.wait_values));
+        self.line("fine-grained memory", yes(gpu.fine_grained));
+        self.line("all memory visible on PCI", yes(gpu.large_bar));
     }
 
     fn gpu(&mut self, gpu: &Gpu) {

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{
-    H200, Libraries, OLD, SCRATCH, libcuda, libgdrapi, libibverbs, libmlx5, library, look, none,
-    tree,
+    H200, Libraries, OLD, SCRATCH, compile_libhip, libcuda, libgdrapi, libibverbs, libmlx5, look,
+    none, tree,
 };
 use gdsync_doctor::Report;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,10 @@ fn complete_machine_gets_no_advice() {
         gdrapi: one(libgdrapi("libgdrapi-complete.so", true)),
         ibverbs: one(libibverbs("libibverbs-complete.so", &["ibv_reg_dmabuf_mr"])),
         mlx5: one(libmlx5("libmlx5-complete.so")),
-        hip: one(library("libamdhip64-complete.so", &["hipStreamBatchMemOp"])),
+        hip: one(compile_libhip(
+            "libamdhip64-complete.so",
+            "#define COUNT 0\n#define VERSION 60443483\n#define FAILING \"\"\n#define CODE 0\n",
+        )),
     };
     let variables = [
         ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),

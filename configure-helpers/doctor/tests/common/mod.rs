@@ -9,6 +9,7 @@ pub use gdsync_doctor::Libraries;
 use gdsync_doctor::uses::Use;
 use gdsync_doctor::{Machine, Report, examine};
 use gdsync_sys::cuda::Cuda;
+use gdsync_sys::hip::Hip;
 use gdsync_sys::mlx5::Mlx5;
 use gdsync_sys::verbs::Ibverbs;
 use std::ffi::OsString;
@@ -138,6 +139,24 @@ fn compile_libcuda(
             .collect::<String>(),
     );
     shared::compile(Path::new(SCRATCH), name, &(head + &source))
+}
+
+/// A libamdhip64 from `standin-hip.c` with these definitions before it.
+pub fn compile_libhip(name: &str, head: &str) -> PathBuf {
+    let mut source = head.to_owned() + &text("standin-hip.c");
+    let made = [
+        "hipRuntimeGetVersion",
+        "hipGetErrorName",
+        "hipGetDeviceCount",
+        "hipDeviceGetName",
+        "hipDeviceTotalMem",
+        "hipDeviceGetPCIBusId",
+        "hipDeviceGetAttribute",
+    ];
+    for name in Hip::REQUIRED.iter().filter(|name| !made.contains(name)) {
+        source += &format!("int {name}(void) {{ return 801; }}\n");
+    }
+    shared::compile(Path::new(SCRATCH), name, &source)
 }
 
 /// A libgdrapi, with or without a driver to open.
