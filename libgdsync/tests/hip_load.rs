@@ -120,7 +120,7 @@ fn without_graphs() {
 
 #[test]
 fn two_gpus() {
-    inside!(env(&[("STANDIN_DEVICES", "2")]));
+    inside!(Variant::of(Driver::Hip7, None, &[("STANDIN_DEVICES", "2")]));
     let (first, second) = (Gpu::hip(0).unwrap(), Gpu::open("hip:1").unwrap());
     assert!(!first.is(&second) && first.is(&Gpu::open("hip").unwrap()));
     assert!(second.name().contains("GPU 1"), "{second:?}");
@@ -138,6 +138,15 @@ fn two_gpus() {
     let span = memory.span(0, 8).unwrap();
     assert_eq!(kind(here.copy(&span, &span)), Some(Kind::Foreign));
     there.copy(&span, &span).unwrap();
+}
+
+/// HIP 6 exports no fine-grained memory as a file.
+#[test]
+fn hip_6_reaches_no_gpu() {
+    inside!(Variant::HIP6);
+    let gpu = Gpu::hip(0).unwrap();
+    let no = gpu.reaches(&gpu.identity()).unwrap_err();
+    assert!(no.to_string().contains("descriptors"), "{no}");
 }
 
 /// Whichever call fails, the error carries the code, and the next try works like the first.

@@ -14,6 +14,9 @@
 namespace standin {
 namespace {
 
+// Threads of a warp.
+constexpr u32 kWarp = VENDOR(32, 64);
+
 constexpr size_t kStack = 64 << 10;
 // Blocks that run in parallel.
 constexpr size_t kResident = 8;
@@ -31,7 +34,8 @@ struct Thread {
     ucontext_t first;
     jmp_buf at;
     // The state of a wait: a barrier's kind and predicate, a warp operation, a time.
-    u32 kind = 0, mask = 0, lane = 0, width = 0;
+    u64 mask = 0;
+    u32 kind = 0, lane = 0, width = 0;
     u64 value = 0, result = 0, deadline = 0;
 };
 
@@ -110,15 +114,15 @@ bool open_barrier(Block& block) {
 
 // Releases the lanes of a warp when all are at a warp operation.
 bool open_warp(std::vector<Thread*>& lanes, Thread& asks) {
-    u32 ballot = 0;
+    u64 ballot = 0;
     for (Thread* t : lanes) {
         if ((asks.mask >> t->view.lane & 1) == 0 || t->state == State::ended) continue;
         if (t->state != State::warp || t->mask != asks.mask || t->kind != asks.kind) return false;
-        if (t->value != 0) ballot |= 1u << t->view.lane;
+        if (t->value != 0) ballot |= u64{1} << t->view.lane;
     }
     for (Thread* t : lanes) {
         if ((asks.mask >> t->view.lane & 1) == 0 || t->state == State::ended) continue;
-        const u32 width = t->width == 0 ? 32 : t->width, own = t->view.lane, first = own / width * width;
+        const u32 width = t->width == 0 ? kWarp : t->width, own = t->view.lane, first = own / width * width;
         u32 from = own;
         switch (t->kind) {
             case SOFTGPU_WARP_SHUFFLE: from = first + t->lane % width; break;
@@ -206,7 +210,7 @@ struct Grid {
             Thread& t = block.threads.emplace_back();
             t.block = &block;
             const uint3 own = {i % threads.x, i / threads.x % threads.y, i / (threads.x * threads.y)};
-            t.view = softgpu_view{own, at, threads, blocks, i % 32};
+            t.view = softgpu_view{own, at, threads, blocks, i % kWarp, kWarp};
         }
     }
 
@@ -267,7 +271,7 @@ uint32_t softgpu_barrier(uint32_t kind, uint32_t predicate) noexcept {
     return static_cast<uint32_t>(current->result);
 }
 
-uint64_t softgpu_warp(uint32_t kind, uint32_t mask, uint64_t value, uint32_t lane, uint32_t width) noexcept {
+uint64_t softgpu_warp(uint32_t kind, uint64_t mask, uint64_t value, uint32_t lane, uint32_t width) noexcept {
     Thread* self = current;
     self->kind = kind;
     self->mask = mask;
