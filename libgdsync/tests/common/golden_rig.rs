@@ -12,7 +12,7 @@ use gdsync::rdma::Field;
 
 /// The capabilities of a runtime like CUDA: all but masks and inline copies.
 pub fn cuda() -> Caps {
-    SoftOptions::default().caps
+    gdsync::decide::SOFT_CAPS
 }
 
 /// A recorder of the operations that streams get.
