@@ -128,8 +128,8 @@ pub fn is_by_kernel(op: &Op, caps: &Caps) -> bool {
     };
     !caps.cyclic
         && op.needs().has(Needs::CYCLIC)
-        && (tested(width, (condition, value, mask), caps).is_none()
-            || (width == Bits64 && !caps.memops64))
+        && (width == Bits32 || caps.memops64)
+        && tested(width, (condition, value, mask), caps).is_none()
 }
 
 /// A condition, its value, and its mask.
@@ -208,10 +208,7 @@ fn refuse_wait(op: &Op) -> Error {
         }
     ) && op.needs().has(Needs::CYCLIC)
     {
-        return refuse(
-            "cyclic comparisons (wait with EQ, or for a count that never wraps)",
-            op,
-        );
+        return refuse("cyclic comparisons", op);
     }
     refuse("wait", op)
 }

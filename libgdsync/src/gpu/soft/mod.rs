@@ -159,7 +159,8 @@ impl SoftOptions {
         }
     }
 
-    fn cuda() -> SoftOptions {
+    /// Options that correspond to a current GPU under CUDA.
+    pub fn cuda() -> SoftOptions {
         SoftOptions {
             caps: SOFT_CAPS,
             stream_bound: 1024,

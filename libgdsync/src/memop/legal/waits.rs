@@ -191,10 +191,9 @@ fn cyclic_comparison_without_cycles_is_a_test_of_the_highest_bit_or_a_kernel() {
         assert_eq!(lowered(geq(0), &bare).unwrap(), [clear]);
         assert!(is_by_kernel(&geq(0), &bare.nor(false)));
     }
-    assert!(is_by_kernel(
-        &wait(Bits64, (Geq, 0, !0)),
-        &hip.memops64(false)
-    ));
+    // As on other runtimes without words of 64 bits.
+    let narrow = hip.memops64(false);
+    assert!(!is_by_kernel(&wait(Bits64, (Geq, 5, !0)), &narrow));
 }
 
 /// No runtime gets NOR with a mask: HIP's formula counts the bits outside it as clear.

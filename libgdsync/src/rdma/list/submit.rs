@@ -168,7 +168,8 @@ impl Output<'_> {
             self.submitted = true;
         } else if !gpu.caps().kernels {
             let what = format!(
-                "{gpu:?} runs no kernels, which a list needs that waits for a completion entry or for a cyclic comparison"
+                "{gpu:?} runs no kernels, which a list needs that waits for a completion entry or \
+                 for a cyclic comparison; wait with EQ, or for a count that never wraps (wait_count)"
             );
             return Err(Error::new("lower to a kernel", Kind::Unsupported, what));
         }
