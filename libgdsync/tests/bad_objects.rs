@@ -46,7 +46,7 @@ fn sizes_of_queue_pairs_out_of_range() {
 fn list_that_needs_a_kernel_is_refused_without_kernels() {
     let mut options = SoftOptions::default();
     options.caps.kernels = false;
-    options.caps.nor = false;
+    (options.caps.nor, options.caps.mask, options.caps.cyclic) = (false, false, true);
     let gpu = soft(options);
     let device = Device::emulated(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();

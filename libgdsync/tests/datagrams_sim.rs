@@ -248,7 +248,7 @@ fn each_datagram_reaches_its_receiver_in_simulations() {
 #[test]
 fn each_datagram_reaches_its_receiver_on_the_live_driver() {
     for (_, config) in paths() {
-        let gpu = Gpu::soft().unwrap();
+        let gpu = soft(SoftOptions::default().channels(8));
         for seed in 0..5 {
             live(&gpu, &config, seed, 30, None);
         }

@@ -548,7 +548,8 @@ fn a_refused_call_leaves_nothing_on_its_stream() {
             // All streams wait that may. One of them makes the call; another stream, which has
             // much work, is refused.
             let [first, last] = [(); 2].map(|()| Gate::new(ctx.gpu()));
-            let waiting = [(); 7].map(|()| ctx.gpu().stream().unwrap());
+            let most = ctx.gpu().max_waiting_streams().unwrap();
+            let waiting: Vec<_> = (0..most).map(|_| ctx.gpu().stream().unwrap()).collect();
             let (caller, others) = waiting.split_first().unwrap();
             first.hold(caller);
             others.iter().for_each(|stream| last.hold(stream));

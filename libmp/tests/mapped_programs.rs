@@ -586,7 +586,7 @@ fn program(rank: &Rank, seed: u64, options: Options) {
     let mut own = Rng::with_seed(seed ^ (u64::from(rank.me) + 1) << 32);
     let manual = own.u8(0..4) == 0;
     let bound = [1024, 1024, 64, 40][own.usize(0..4)];
-    let mut soft = SoftOptions::default().stream_bound(bound);
+    let mut soft = SoftOptions::default().stream_bound(bound).channels(8);
     if options.few {
         soft = soft.channels(own.usize(2..5));
     }

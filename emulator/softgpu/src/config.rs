@@ -12,6 +12,9 @@ pub struct Caps {
     pub nor: bool,
     /// Waits with `flush`, and [`MemOp::FlushRemote`](crate::MemOp::FlushRemote).
     pub flush: bool,
+    /// [`Cond::Geq`](crate::Cond::Geq) compares cyclically (CUDA); otherwise as unsigned numbers
+    /// (HIP).
+    pub cyclic: bool,
     /// The maximal number of memory operations of one submission.
     pub batch_limit: usize,
 }
@@ -23,6 +26,7 @@ impl Default for Caps {
             memops64: true,
             nor: true,
             flush: true,
+            cyclic: true,
             batch_limit: 255,
         }
     }

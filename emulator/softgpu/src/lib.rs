@@ -9,7 +9,7 @@
 //!
 //! Properties of CUDA: streams run in order. An enqueue above [`Config::stream_bound`] blocks. A
 //! stream at an unsatisfied wait holds a hardware channel; while all [`Config::channels`] are held,
-//! no other stream of the GPU starts an operation. `GEQ` compares cyclically. A fault of a kernel
+//! no other stream of the GPU starts an operation. `GEQ` compares cyclically, unless [`Caps::cyclic`] is off. A fault of a kernel
 //! stops the GPU permanently. Freed memory is unmapped after all earlier operations have completed.
 //!
 //! # Memory model

@@ -10,38 +10,41 @@ use crate::{DevAddr, Dims, Error, Kernel, Stamp};
 /// The condition of a wait. `v` is the word in memory under the wait's mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cond {
-    /// `v - value`, cyclic in the word's width, is not negative.
+    /// `v - value`, cyclic in the word's width, is not negative; without
+    /// [`Caps::cyclic`](crate::Caps::cyclic), `v` is not less than `value`, both unsigned.
     Geq,
     /// `v` equals `value`.
     Eq,
     /// `v` and `value` have a bit in common.
     And,
-    /// Some bit of the mask is clear in both `v` and `value`.
+    /// Some bit is clear in `v` and in `value` under the mask. As HIP documents it: with a mask,
+    /// every bit outside it is such a bit, so the wait passes always.
     Nor,
 }
 
 impl Cond {
     /// Whether `word` satisfies the condition. The words have 64 bits if they are `wide`; else the
-    /// upper halves are ignored.
+    /// upper halves are ignored. `cyclic`: see [`Caps::cyclic`](crate::Caps::cyclic).
     #[inline]
-    pub fn holds(self, word: u64, value: u64, mask: u64, wide: bool) -> bool {
+    pub fn holds(self, word: u64, value: u64, mask: u64, wide: bool, cyclic: bool) -> bool {
         let low = |n: u64| u64::from(n as u32);
         if wide {
-            self.over(word, value, mask, 63)
+            self.over(word, value, mask, 63, cyclic)
         } else {
-            self.over(low(word), low(value), low(mask), 31)
+            self.over(low(word), low(value), low(mask), 31, cyclic)
         }
     }
 
     /// `sign` is the uppermost bit of the words. Inlined, so that it is a constant.
     #[inline(always)]
-    fn over(self, word: u64, value: u64, mask: u64, sign: u32) -> bool {
+    fn over(self, word: u64, value: u64, mask: u64, sign: u32, cyclic: bool) -> bool {
         let v = word & mask;
         match self {
+            Cond::Geq if !cyclic => v >= value,
             Cond::Geq => v.wrapping_sub(value) >> sign & 1 == 0,
             Cond::Eq => v == value,
             Cond::And => v & value != 0,
-            Cond::Nor => !(v | value) & mask != 0,
+            Cond::Nor => !(v | value & mask) << (63 - sign) != 0,
         }
     }
 }
@@ -160,6 +163,7 @@ pub(crate) struct Wait {
     pub(crate) cond: Cond,
     pub(crate) wide: bool,
     pub(crate) flush: bool,
+    pub(crate) cyclic: bool,
 }
 
 /// The number of inline bytes of an [`Op::Data`].
@@ -263,7 +267,11 @@ mod tests {
     fn narrow(cond: Cond, word: u32, value: u32, mask: u32) -> bool {
         // Bits above the word are ignored.
         let above = |half: u32| 0xdead_beef << 32 | u64::from(half);
-        cond.holds(above(word), above(value), above(mask), false)
+        cond.holds(above(word), above(value), above(mask), false, true)
+    }
+
+    fn wide(cond: Cond, word: u64, value: u64, mask: u64) -> bool {
+        cond.holds(word, value, mask, true, true)
     }
 
     #[test]
@@ -275,11 +283,37 @@ mod tests {
         assert!(!narrow(Geq, u32::MAX, 1, !0), "before the wrap");
         assert!(narrow(Geq, 0x8000_0004, 5, !0), "half the range ahead");
         assert!(!narrow(Geq, 0x8000_0005, 5, !0));
-        assert!(Geq.holds(1, u64::MAX, !0, true));
-        assert!(!Geq.holds(u32::MAX.into(), 1 << 32, !0, true));
+        assert!(wide(Geq, 1, u64::MAX, !0));
+        assert!(!wide(Geq, u32::MAX.into(), 1 << 32, !0));
         // An mlx5 completion entry: op_own 0xf0 is negative, 0x00 is not.
         assert!(!narrow(Geq, 0xf000_0000, 0, !0));
         assert!(narrow(Geq, 0x0012_3456, 0, !0));
+    }
+
+    #[test]
+    fn geq_without_cycles_compares_unsigned_words_under_the_mask() {
+        let holds = |word, value, mask, wide| Geq.holds(word, value, mask, wide, false);
+        for (wide, top) in [(false, 1u64 << 31), (true, 1 << 63)] {
+            let max = top | (top - 1);
+            for (word, value, mask, passes) in [
+                (5, 5, max, true),
+                (4, 5, max, false),
+                (1, max, max, false),
+                (max, 1, max, true),
+                (top, 0, max, true),
+                (top, top, max, true),
+                (top - 1, top, max, false),
+                (top | 4, 5, max ^ top, false),
+                (top | 5, 5, max ^ top, true),
+            ] {
+                assert_eq!(
+                    holds(word, value, mask, wide),
+                    passes,
+                    "{word:#x} {value:#x}"
+                );
+            }
+        }
+        assert!(!holds(1 << 32 | 4, 5, !0, false), "bits above the word");
     }
 
     #[test]
@@ -293,12 +327,12 @@ mod tests {
         assert!(narrow(Nor, 0xfeff_ffff, !0x0100_0000, !0));
         assert!(!narrow(Nor, 0x0100_0000, !0x0100_0000, !0));
         assert!(!narrow(Nor, !0, 0, !0), "no bit is clear");
-        assert!(Nor.holds(0, 0, 1 << 40, true));
+        assert!(wide(Nor, 0, !1, !0) && !wide(Nor, 1, !1, !0));
         assert!(
-            !Nor.holds(1 << 40, 0, 1 << 40, true),
-            "bits outside of the mask do not count"
+            wide(Nor, 1 << 40, 0, 1 << 40) && narrow(Nor, 8, 0, 8),
+            "bits outside of the mask are clear"
         );
-        assert!(Eq.holds(1 << 63 | 7, 1 << 63, 1 << 63, true));
+        assert!(wide(Eq, 1 << 63 | 7, 1 << 63, 1 << 63));
     }
 
     #[test]

@@ -99,6 +99,7 @@ pub const SOFT_CAPS: Caps = Caps {
     memops64: true,
     nor: true,
     mask: false,
+    cyclic: true,
     flush: true,
     inline_copy: false,
     fence: true,

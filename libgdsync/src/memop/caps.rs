@@ -20,6 +20,9 @@ pub struct Caps {
     pub nor: bool,
     /// Waits for a masked word. HIP has them; CUDA does not.
     pub mask: bool,
+    /// Waits with [`Condition::Geq`](super::Condition::Geq) compare cyclically (CUDA); otherwise
+    /// as plain unsigned numbers (HIP), and the library replaces the waits for which this differs.
+    pub cyclic: bool,
     /// Waits that flush devices' writes to GPU memory, and the flush operation (CUDA:
     /// `CAN_FLUSH_REMOTE_WRITES`).
     pub flush: bool,
@@ -46,6 +49,7 @@ setters! { Caps {
     memops64: bool,
     nor: bool,
     mask: bool,
+    cyclic: bool,
     flush: bool,
     ordered_writes: bool,
     host_flush: bool,
@@ -57,7 +61,7 @@ setters! { Caps {
 
 /// The set of capabilities that operations need of a runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Needs(u8);
+pub(crate) struct Needs(u16);
 
 impl Needs {
     /// Words of 64 bits.
@@ -69,6 +73,11 @@ impl Needs {
     pub const FENCE: Needs = Needs(1 << 5);
     /// A program: memory operations of this runtime cannot express the operation.
     pub const KERNEL: Needs = Needs(1 << 6);
+    /// A comparison that differs from that of plain unsigned numbers.
+    pub const CYCLIC: Needs = Needs(1 << 7);
+    /// NOR under a mask. HIP documents that clear bits outside the mask count, so no runtime has
+    /// it.
+    pub const MASKED_NOR: Needs = Needs(1 << 8);
 
     /// This set if `so`, else the empty set.
     pub const fn only_if(self, so: bool) -> Needs {
@@ -95,6 +104,7 @@ impl Caps {
         Needs::WIDE.only_if(self.memops64)
             | Needs::NOR.only_if(self.nor)
             | Needs::MASK.only_if(self.mask)
+            | Needs::CYCLIC.only_if(self.cyclic)
             // Flushes are left out where writes are ordered without them.
             | Needs::FLUSH.only_if(self.flush && !self.ordered_writes)
             | Needs::COPY.only_if(self.inline_copy)
@@ -109,6 +119,7 @@ impl Caps {
         memops64: true,
         nor: true,
         mask: true,
+        cyclic: true,
         flush: true,
         ordered_writes: false,
         host_flush: true,

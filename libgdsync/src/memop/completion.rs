@@ -9,11 +9,12 @@
 //! | lap | operations |
 //! |---|---|
 //! | any, with masks | EQ of both bits under a mask |
+//! | any, no masks, GEQ not cyclic | none: a program decodes the entry ([`Role::EntryByKernel`]) |
 //! | first | GEQ 0: bit 31 is set until the entry is written with success |
 //! | odd | AND owner, then GEQ 0 |
 //! | even | NOR !owner, then GEQ 0 |
 //! | even, no NOR, send queue | GEQ 0x81000000 (opcode 0 with owner 0, or an error), then GEQ 0 |
-//! | even, no NOR, receive queue | none: a program decodes the entry ([`Role::EntryByKernel`]) |
+//! | even, no NOR, receive queue | none: a program, as above |
 //!
 //! The second test of a pair looks at the same word: after the first has passed, only the watcher
 //! changes the word again (from error to released).
@@ -64,6 +65,9 @@ pub fn push(batch: &mut Batch, entry: &Entry, caps: &Caps) {
         };
         return wait(Condition::Eq, owner * OWNER_BIT, mask, whole);
     }
+    if !caps.cyclic {
+        return wait(Condition::Geq, 0, ALL, Role::EntryByKernel(entry.owner));
+    }
     if !entry.first_lap || !success_too {
         let role = if success_too { Role::EntryHalf } else { whole };
         match (owner, caps.nor, entry.send) {
@@ -113,8 +117,10 @@ mod tests {
         ];
         let errors = [CqeOpcode::REQ_ERR, CqeOpcode::RESP_ERR];
         let mut kernels = 0;
-        for (nor, mask) in [(true, false), (false, false), (true, true), (false, true)] {
-            let caps = Caps::FULL.nor(nor).mask(mask);
+        for switches in 0..1 << 3 {
+            let on = |bit: u32| switches >> bit & 1 != 0;
+            let (nor, mask, cyclic) = (on(0), on(1), on(2));
+            let caps = Caps::FULL.nor(nor).mask(mask).cyclic(cyclic);
             for send in [true, false] {
                 for lap in 0..5u8 {
                     let owner = lap & 1;
@@ -128,10 +134,12 @@ mod tests {
                     let mut batch = Batch::new();
                     push(&mut batch, &entry, &caps);
                     if batch.needs().has(Needs::KERNEL) {
-                        assert!(!nor && !mask && !send && owner == 0 && lap > 0);
-                        kernels += 1;
+                        assert!(!mask);
+                        assert!(!cyclic || (!nor && !send && owner == 0 && lap > 0));
+                        kernels += u32::from(cyclic);
                         continue;
                     }
+                    assert!(batch.is_legal(&caps) && (cyclic || mask));
                     let good = if send { &ops[..1] } else { &ops[1..] };
                     for counter in [0u16, 1, 0x7fff, 0xffff] {
                         for &op in good {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::caps::Needs;
+use super::caps::{Caps, Needs};
 
 /// An address as the GPU sees it. It is not a host pointer: it cannot be dereferenced, even where
 /// the numbers are the same.
@@ -42,6 +42,11 @@ impl Width {
         }
     }
 
+    /// The highest bit of the word.
+    pub(crate) const fn sign(self) -> u64 {
+        1 << (self.bits() - 1)
+    }
+
     /// A word with every bit set.
     pub const fn all(self) -> u64 {
         u64::MAX >> (64 - self.bits())
@@ -49,12 +54,18 @@ impl Width {
 }
 
 /// The condition under which a wait for a word passes: those of CUDA's `cuStreamWaitValue32` and
-/// `cuStreamWaitValue64`. `*at` is the word, `value` the operand; both have the width of the word,
+/// `cuStreamWaitValue64`, on every runtime. `*at` is the word, `value` the operand; both have the width of the word,
 /// 32 or 64 bits. If the wait has a mask, bits outside it do not count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Condition {
     /// `*at - value`, as a signed number of the word's width, is not negative: a cyclic *greater or
     /// equal*, for counters that wrap around.
+    ///
+    /// Streams of HIP compare plain unsigned numbers. There a kernel waits, one for consecutive
+    /// waits, or `Unsupported` is returned on a GPU without kernels
+    /// ([`Caps::cyclic`](super::Caps)). Memory operations still wait for the values 0 and
+    /// 2^(width - 1), which test the highest bit, and for counts that never wrap
+    /// ([`Descriptor::wait_count`](crate::rdma::Descriptor::wait_count)).
     Geq,
     /// `*at == value`.
     Eq,
@@ -68,9 +79,8 @@ pub enum Condition {
 impl Condition {
     /// Whether a word of this width passes. `mask` has no bits outside the width.
     pub fn holds(self, width: Width, word: u64, value: u64, mask: u64) -> bool {
-        let sign = 1 << (width.bits() - 1);
         match self {
-            Condition::Geq => (word & mask).wrapping_sub(value) & sign == 0,
+            Condition::Geq => (word & mask).wrapping_sub(value) & width.sign() == 0,
             Condition::Eq => word & mask == value,
             Condition::And => word & mask & value != 0,
             Condition::Nor => !(word | value) & mask != 0,
@@ -185,6 +195,21 @@ impl Op {
         }
     }
 
+    /// A wait until a count of 64 bits has reached `value`. Neither ever has its highest bit set,
+    /// so that cyclic and plain comparison are the same; the mask shows this to runtimes with the
+    /// latter.
+    pub(crate) fn wait_count(at: DevicePtr, value: u64, caps: &Caps) -> Op {
+        const COUNT: u64 = u64::MAX >> 1;
+        let mut op = Op::wait(Width::Bits64, at, Condition::Geq, value);
+        if let Op::Wait { mask, .. } = &mut op
+            && !caps.cyclic
+            && caps.mask
+        {
+            *mask = COUNT;
+        }
+        op
+    }
+
     /// Whether this is a wait.
     pub fn is_wait(&self) -> bool {
         matches!(self, Op::Wait { .. })
@@ -203,14 +228,19 @@ impl Op {
             Op::Write { width, .. } => wide(width),
             Op::Wait {
                 width,
+                value,
                 mask,
                 condition,
                 flush,
                 ..
             } => {
+                let masked = mask != width.all();
+                let (nor, geq) = (condition == Condition::Nor, condition == Condition::Geq);
                 wide(width)
-                    | Needs::MASK.only_if(mask != width.all())
-                    | Needs::NOR.only_if(condition == Condition::Nor)
+                    | Needs::MASK.only_if(masked)
+                    | Needs::NOR.only_if(nor)
+                    | Needs::MASKED_NOR.only_if(nor && masked)
+                    | Needs::CYCLIC.only_if(geq && (mask | value) & width.sign() != 0)
                     | Needs::FLUSH.only_if(flush)
             }
             Op::Copy { .. } => Needs::COPY,

@@ -12,7 +12,7 @@ use gdsync::rdma::Field;
 
 /// The capabilities of a runtime like CUDA: all but masks and inline copies.
 pub fn cuda() -> Caps {
-    SoftOptions::default().caps
+    SoftOptions::cuda().caps
 }
 
 /// A recorder of the operations that streams get.
@@ -74,7 +74,7 @@ pub fn programs() -> Vec<Program> {
     let narrow = with(|caps| caps.memops64 = false);
     let bare = with(|caps| (caps.memops64, caps.nor, caps.fence) = (false, false, false));
     let full = with(|caps| (caps.inline_copy, caps.mask) = (true, true));
-    // As HIP has it.
+    let hip = SoftOptions::hip().caps;
     let masked = with(|caps| (caps.mask, caps.nor) = (true, false));
     // Flushes by the CPU, which the stream requests by a word.
     let host = with(|caps| caps.flush = false);
@@ -102,6 +102,12 @@ pub fn programs() -> Vec<Program> {
         program("flushes-host-kernel", host, by_kernel(), flushes),
         program("flushes-read", read, small(), flushes),
         program("flushes-read-kernel", read, by_kernel(), flushes),
+        program("laps-hip", hip, small(), laps),
+        program("laps-hip-kernel", hip, by_kernel(), laps),
+        program("laps-hip-cpu-thread", hip, by_cpu_thread(), laps),
+        program("flushes-hip", hip, small(), flushes),
+        program("waits-cuda", cuda(), small(), waits),
+        program("waits-hip", hip, small(), waits),
         program("words-full", full, small(), words),
         program("words-cuda", cuda(), small(), words),
         program("words-bare", bare, small(), words),
@@ -328,25 +334,54 @@ fn words(r: &mut Rig) {
         (got.as_slice(), w64.load().unwrap()),
         (&data[..], 0x2222_0000_3333)
     );
-    let text = std::mem::take(&mut r.text);
-    let base = memory.addr().0;
-    r.text = text
-        .lines()
-        .map(|line| {
-            let words = line.split(' ').map(|word| {
-                let hex = word
-                    .strip_prefix("0x")
-                    .and_then(|h| u64::from_str_radix(h, 16).ok());
-                match hex {
-                    Some(at) if (base..base + 4096).contains(&at) => {
-                        format!("memory+{:#x}", at - base)
+    r.name_memory(&memory);
+}
+
+/// Comparisons: cyclic ones, for the highest bit and for other values, and those of counts.
+fn waits(r: &mut Rig) {
+    let memory: Region = r.gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+    let (narrow, wide) = (memory.word32(0).unwrap(), memory.word64(8).unwrap());
+    let (count, out) = (memory.word64(16).unwrap(), memory.word32(24).unwrap());
+    narrow.store(0x8000_0000).unwrap();
+    wide.store(7).unwrap();
+    count.store(1 << 33).unwrap();
+    let geq = |value| Descriptor::wait_value(&narrow, Condition::Geq, value);
+    let wide = |value| Descriptor::wait_value(&wide, Condition::Geq, value);
+    let count = Descriptor::wait_count(&count, 1 << 33);
+    let list = [geq(0x8000_0000), wide(0), count, write32(&out, 1)];
+    r.post("highest bits and a count", 0, &list);
+    let list = [geq(0x7fff_fff0), wide(7), wide(u64::MAX), write32(&out, 2)];
+    r.post("cyclic comparisons in a row", 0, &list);
+    let list = [wide(6), write32(&out, 3), geq(0x8000_0000), wide(5)];
+    r.post("a write and a test between", 0, &list);
+    assert!(r.streams[0].synchronize(LIMIT).unwrap());
+    assert_eq!(out.load().unwrap(), 3);
+    r.name_memory(&memory);
+}
+
+impl Rig {
+    /// Names addresses in `memory` by their offset.
+    fn name_memory(&mut self, memory: &Region) {
+        let text = std::mem::take(&mut self.text);
+        let base = memory.addr().0;
+        self.text = text
+            .lines()
+            .map(|line| {
+                let words = line.split(' ').map(|word| {
+                    let hex = word
+                        .strip_prefix("0x")
+                        .and_then(|h| u64::from_str_radix(h, 16).ok());
+                    match hex {
+                        Some(at) if (base..base + 4096).contains(&at) => {
+                            format!("memory+{:#x}", at - base)
+                        }
+                        _ => word.to_owned(),
                     }
-                    _ => word.to_owned(),
-                }
-            });
-            words.collect::<Vec<_>>().join(" ") + "\n"
-        })
-        .collect();
+                });
+                words.collect::<Vec<_>>().join(" ") + "\n"
+            })
+            .collect();
+    }
 }
 
 /// The operations of a 26-neighbour exchange exceed one submission: the list is cut, and never

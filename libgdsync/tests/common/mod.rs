@@ -42,7 +42,8 @@ pub enum Net {
 /// real time, and are equally long in each run. The GPU must be dropped before the simulation.
 pub fn play(seed: u64) -> (Sim, Gpu) {
     let sim = Sim::new(SimConfig::seed(seed));
-    let gpu = Gpu::soft_with(sim.host(), SoftOptions::default()).unwrap();
+    let options = SoftOptions::default().channels(8);
+    let gpu = Gpu::soft_with(sim.host(), options).unwrap();
     (sim, gpu)
 }
 

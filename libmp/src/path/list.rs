@@ -52,6 +52,13 @@ impl<'a, const N: usize> List<'a, N> {
         self.push(Descriptor::wait_value(word, Condition::Geq, value).flush(flush));
     }
 
+    /// Appends a wait until a count has reached `value`, by a memory operation on every GPU; see
+    /// [`Descriptor::wait_count`].
+    pub fn wait_count(&mut self, word: &'a Word64, value: u64) {
+        self.copies[self.len] = copy::Item::Wait;
+        self.push(Descriptor::wait_count(word, value));
+    }
+
     /// Appends a wait until `word` satisfies `condition` with `value`.
     pub fn wait_until(&mut self, word: &'a Word, condition: Condition, value: u64, flush: bool) {
         self.copies[self.len] = copy::Item::Wait;

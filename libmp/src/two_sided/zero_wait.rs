@@ -95,7 +95,7 @@ impl Engine {
     ) -> Result<()> {
         mark_others(state, stream, 0)?;
         let mut list = List::<1>::new();
-        list.wait(word, value, false);
+        list.wait_count(word, value);
         list.post(stream, None)?;
         let order = state.requests.next_order();
         let Entry { common, operation } = known(&mut state.requests, key)?;
@@ -159,7 +159,7 @@ impl Engine {
             stream.check_room(3)?;
             let mut list = List::<4>::new();
             for (word, least) in awaited.into_iter().flatten() {
-                list.wait(word, least, false);
+                list.wait_count(word, least);
             }
             if on(Mutant::EarlyDone) {
                 let mut early = List::<1>::new();

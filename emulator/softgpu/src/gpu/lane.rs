@@ -269,6 +269,7 @@ impl Lane {
             mask,
             cond,
             wide,
+            cyclic,
             ..
         } = wait;
         let word = match self.memory.weak() {
@@ -278,7 +279,7 @@ impl Lane {
             // SAFETY: as above.
             Some(buffer) => unsafe { buffer.load(at.0, wide) },
         };
-        cond.holds(word, value, mask, wide)
+        cond.holds(word, value, mask, wide, cyclic)
     }
 
     /// Completes a wait.

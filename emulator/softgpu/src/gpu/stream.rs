@@ -206,6 +206,7 @@ impl Operands<'_> {
                     cond,
                     wide,
                     flush,
+                    cyclic: caps.cyclic,
                 }));
             }
             MemOp::Copy { addr, ref data } => {

@@ -66,6 +66,7 @@ pub fn cuda_caps(cuda: &Cuda, device: CUdevice) -> Caps {
         memops64: has(consts::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS),
         nor: has(consts::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR),
         mask: false,
+        cyclic: true,
         flush: has(consts::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES),
         ordered_writes: ordering >= consts::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32,
         host_flush: options & consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as i32 != 0

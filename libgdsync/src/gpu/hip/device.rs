@@ -161,6 +161,7 @@ pub fn hip_caps(hip: &Hip, device: i32) -> Caps {
         memops64: true,
         nor: true,
         mask: true,
+        cyclic: false,
         flush: false,
         ordered_writes: false,
         host_flush: flush_register(hip, device).is_some(),

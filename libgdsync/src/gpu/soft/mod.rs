@@ -51,8 +51,8 @@ impl Gpu {
     /// memory that the kernel may still use until the kernel or the process ends.
     ///
     /// # Errors
-    /// `System` if the operating system provides no thread or memory file; `Invalid` for a wrong value of
-    /// `GDS_SOFT_WARP`.
+    /// `System` if the operating system provides no thread or memory file; `Invalid` for an unknown
+    /// value of `GDS_SOFT_CAPS` or `GDS_SOFT_WARP`.
     pub fn soft() -> Result<Gpu> {
         let live = gds_step::Live::global().map_err(|e| {
             let what = format!("start of the device thread failed: {e}");
@@ -101,7 +101,7 @@ pub(crate) fn window(region: &super::Region) -> Option<softgpu::Window> {
 
 /// The options of a software GPU, for [`Gpu::soft_with`] (feature `soft`). The defaults correspond
 /// to a current GPU under CUDA: 64-bit memory operations, NOR and flush, no masks, 255 operations
-/// per submission.
+/// per submission. `GDS_SOFT_CAPS=hip` makes [`SoftOptions::hip`] the defaults.
 ///
 /// ```
 /// use gdsync::gpu::soft::SoftOptions;
@@ -145,14 +145,49 @@ const WARP: Variable<u32> = Variable {
     former_words: &[],
 };
 
-impl Default for SoftOptions {
-    fn default() -> SoftOptions {
+/// The runtime to which the defaults correspond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Like {
+    Cuda,
+    Hip,
+}
+
+const LIKE: Variable<Like> = Variable {
+    name: "GDS_SOFT_CAPS",
+    former_name: None,
+    words: &[("cuda", Like::Cuda), ("hip", Like::Hip)],
+    former_words: &[],
+};
+
+impl SoftOptions {
+    /// Options that correspond to a GPU under HIP: masks, no flush, waits that compare unsigned
+    /// numbers, 4 channels.
+    pub fn hip() -> SoftOptions {
+        SoftOptions {
+            caps: SOFT_CAPS.mask(true).cyclic(false).flush(false),
+            channels: 4,
+            ..SoftOptions::cuda()
+        }
+    }
+
+    /// Options that correspond to a current GPU under CUDA.
+    pub fn cuda() -> SoftOptions {
         SoftOptions {
             caps: SOFT_CAPS,
             stream_bound: 1024,
             channels: 8,
             weak: None,
             warp: None,
+        }
+    }
+}
+
+impl Default for SoftOptions {
+    /// An invalid `GDS_SOFT_CAPS` counts as unset here; the call that opens the GPU refuses it.
+    fn default() -> SoftOptions {
+        match LIKE.read() {
+            Ok(Like::Hip) => SoftOptions::hip(),
+            Ok(Like::Cuda) | Err(_) => SoftOptions::cuda(),
         }
     }
 }
@@ -249,6 +284,7 @@ pub(crate) struct SoftRuntime {
 
 impl SoftRuntime {
     pub fn open(host: Arc<dyn Host>, options: SoftOptions) -> Result<Gpu> {
+        LIKE.read()?;
         let number = NEXT_GPU.fetch_add(1, Ordering::Relaxed);
         let name = format!("gpu{number}");
         let warp = options.warp.map_or_else(|| WARP.read(), Ok)?;
@@ -258,6 +294,7 @@ impl SoftRuntime {
                 memops64: options.caps.memops64,
                 nor: options.caps.nor,
                 flush: options.caps.flush,
+                cyclic: options.caps.cyclic,
                 batch_limit: options.caps.batch_limit,
             },
             stream_bound: options.stream_bound,

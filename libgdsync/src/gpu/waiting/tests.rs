@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::Gpu;
+use crate::gpu::soft::SoftOptions;
 use crate::gpu::{Condition, MemoryKind, Region};
 use crate::rdma::{Descriptor, post_on};
 
@@ -19,7 +20,8 @@ struct Rig {
 
 impl Rig {
     fn new() -> Rig {
-        let gpu = Gpu::soft().unwrap();
+        let live = gds_step::Live::global().unwrap();
+        let gpu = Gpu::soft_with(live, SoftOptions::default().channels(8)).unwrap();
         Rig {
             waiting: Waiting::new(Some(WaitLimits {
                 channels: 8,

@@ -10,7 +10,7 @@ use gds_step::{Machine, MachineId, Mutex, Step, Thread, Time};
 use super::{FlushFaults, PerStream};
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind, Region};
-use crate::memop::Width::Bits32;
+use crate::memop::Width::{Bits32, Bits64};
 use crate::memop::{Condition, Op};
 use crate::mutant::{self, Mutant};
 use crate::nic::SharedAddr;
@@ -20,11 +20,12 @@ use crate::ring::RingMemory;
 /// The distance between two words, in bytes: writers do not share cache lines.
 const APART: usize = 64;
 /// Far ahead of any count that a stream may still have to request.
-const AHEAD: u32 = 1 << 30;
+const AHEAD: u64 = 1 << 30;
 /// The number of streams whose words share one region.
 const STREAMS: usize = 32;
 
-/// The two words of a stream, in pinned memory.
+/// The two words of a stream, in pinned memory, of 64 bits. Where streams compare cyclically, they use
+/// the lower halves, and the upper ones stay 0; otherwise the whole words, which never wrap.
 #[derive(Clone, Copy)]
 struct Words {
     /// The number of requested flushes: written by the stream, fenced; read by the machine.
@@ -36,28 +37,34 @@ struct Words {
 
 impl Words {
     fn open(&self) -> bool {
-        self.asked.cpu.load32(0) != self.made.cpu.load32(0)
+        self.asked.cpu.load64(0) != self.made.cpu.load64(0)
     }
 }
 
 /// A stream's words, and the number of flushes that it was made to request.
 pub(in crate::rdma) struct Slot {
     words: Words,
-    asked: u32,
+    asked: u64,
+    gpu: Gpu,
 }
 
 impl Slot {
     /// The operations by which the stream requests a flush and waits for it. A count that is never
     /// enqueued is skipped by the next one.
     pub fn ask(&mut self) -> [Op; 2] {
-        self.asked = self.asked.wrapping_add(1);
-        let ask = Op::write(Bits32, self.words.asked.gpu, self.asked);
-        let wait = Op::wait(Bits32, self.words.made.gpu, Condition::Geq, self.asked);
-        [ask, wait]
+        self.asked += 1;
+        let (at, made, caps) = (self.words.asked.gpu, self.words.made.gpu, self.gpu.caps());
+        if !caps.cyclic && caps.memops64 {
+            let wait = Op::wait_count(made, self.asked, caps);
+            return [Op::write(Bits64, at, self.asked), wait];
+        }
+        let asked = self.asked as u32;
+        let wait = Op::wait(Bits32, made, Condition::Geq, asked);
+        [Op::write(Bits32, at, asked), wait]
     }
 
     fn is_idle(&self) -> bool {
-        self.words.made.cpu.load32(0) == self.asked
+        self.words.made.cpu.load32(0) == self.asked as u32
     }
 }
 
@@ -128,7 +135,11 @@ impl HostFlusher {
             tracer.name(word.gpu, word.cpu.len(), name);
         }
         table.words.push(words);
-        Ok(Slot { words, asked: 0 })
+        Ok(Slot {
+            words,
+            asked: 0,
+            gpu: self.gpu.clone(),
+        })
     }
 
     /// Allocates words for more streams, and returns the first. The memory is allocated without the
@@ -141,8 +152,8 @@ impl HostFlusher {
             gpu: region.addr(),
         };
         let words = |i: usize| Words {
-            asked: memory.part(2 * APART * i, 4),
-            made: memory.part(2 * APART * i + APART, 4),
+            asked: memory.part(2 * APART * i, 8),
+            made: memory.part(2 * APART * i + APART, 8),
         };
         let mut table = self.table.lock();
         table.free.extend((1..STREAMS).rev().map(words));
@@ -162,8 +173,8 @@ impl Drop for HostFlusher {
         }
         let _ = self.gpu.runtime().host_flush();
         for words in &self.table.lock().words {
-            let asked = words.asked.cpu.load32(0);
-            words.made.cpu.store32(0, asked.wrapping_add(AHEAD));
+            let asked = words.asked.cpu.load64(0);
+            words.made.cpu.store64(0, asked + AHEAD);
         }
         self.gpu.host().ring();
     }
@@ -174,7 +185,7 @@ struct HostFlag {
     gpu: Gpu,
     table: Shared,
     /// For one step: the streams' words, with the number that each has requested.
-    asked: Vec<(Words, u32)>,
+    asked: Vec<(Words, u64)>,
 }
 
 impl Machine for HostFlag {
@@ -185,7 +196,7 @@ impl Machine for HostFlag {
         // the completion that it waited for is visible.
         let open = table.words.iter().filter(|words| words.open());
         self.asked
-            .extend(open.map(|words| (*words, words.asked.cpu.load32(0))));
+            .extend(open.map(|words| (*words, words.asked.cpu.load64(0))));
         if self.asked.is_empty() {
             return Step::IdleUntil(None);
         }
@@ -200,7 +211,7 @@ impl Machine for HostFlag {
             }
         }
         for (words, count) in &self.asked {
-            words.made.cpu.store32(0, *count);
+            words.made.cpu.store64(0, *count);
         }
         // Streams may continue: wakes the device thread.
         self.gpu.host().ring();

@@ -94,6 +94,16 @@ pub enum Descriptor<'a> {
         /// Whether earlier writes of devices are visible after the wait.
         flush: bool,
     },
+    /// Wait until a count has reached a value ([`Descriptor::wait_count`]).
+    #[doc(hidden)]
+    WaitCount {
+        /// The word with the count.
+        word: &'a Word64,
+        /// The value to reach.
+        count: u64,
+        /// Whether earlier writes of devices are visible after the wait.
+        flush: bool,
+    },
     /// Store into a word, after all earlier writes of the stream: [`Descriptor::write_value`].
     #[doc(hidden)]
     WriteValue {
@@ -162,6 +172,18 @@ impl<'a> Descriptor<'a> {
         }
     }
 
+    /// A wait until a count has reached `count`. The word and `count` are below 2^63, which no
+    /// count of events that starts at a low value reaches. If so, this is the wait with
+    /// [`Condition::Geq`], and a memory operation also on HIP, where a cyclic comparison takes a
+    /// kernel. A word with its highest bit set satisfies it or not, depending on the GPU.
+    pub fn wait_count(word: &'a Word64, count: u64) -> Self {
+        Descriptor::WaitCount {
+            word,
+            count,
+            flush: false,
+        }
+    }
+
     /// A store into a word, after all earlier writes of the stream: of a `u32` into a [`Word32`],
     /// of a `u64` into a [`Word64`].
     pub fn write_value<W: Word>(word: &'a W, value: W::Value) -> Self {
@@ -175,7 +197,10 @@ impl<'a> Descriptor<'a> {
     /// descriptors.
     #[must_use]
     pub fn flush(mut self, on: bool) -> Self {
-        if let Descriptor::Wait { flush, .. } | Descriptor::WaitValue { flush, .. } = &mut self {
+        if let Descriptor::Wait { flush, .. }
+        | Descriptor::WaitValue { flush, .. }
+        | Descriptor::WaitCount { flush, .. } = &mut self
+        {
             *flush = on;
         }
         self
@@ -198,7 +223,9 @@ impl Descriptor<'_> {
             Descriptor::WaitValue { word, .. } | Descriptor::WriteValue { word, .. } => {
                 Some(word.region())
             }
-            Descriptor::PassedBy { word, .. } => Some(word.region()),
+            Descriptor::PassedBy { word, .. } | Descriptor::WaitCount { word, .. } => {
+                Some(word.region())
+            }
             Descriptor::WriteMemory { to, .. } => Some(to.region()),
             _ => None,
         }

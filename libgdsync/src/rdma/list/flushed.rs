@@ -116,7 +116,9 @@ impl Descriptor<'_> {
     /// Whether the operation makes earlier writes of devices visible.
     pub(super) fn flushes(&self) -> bool {
         match self {
-            Descriptor::Wait { flush, .. } | Descriptor::WaitValue { flush, .. } => *flush,
+            Descriptor::Wait { flush, .. }
+            | Descriptor::WaitValue { flush, .. }
+            | Descriptor::WaitCount { flush, .. } => *flush,
             Descriptor::Flush => true,
             _ => false,
         }
@@ -128,6 +130,7 @@ impl Descriptor<'_> {
             self,
             Descriptor::Wait { .. }
                 | Descriptor::WaitValue { .. }
+                | Descriptor::WaitCount { .. }
                 | Descriptor::PassedBy { .. }
                 | Descriptor::Flush
         )

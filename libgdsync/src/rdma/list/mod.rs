@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub use self::descriptor::{Descriptor, Word, WordRef};
 use self::flushed::{By, Queues};
-use self::submit::{Buffers, ROOM, Sent, submit};
+use self::submit::{Buffers, ROOM, Sent, is_by_kernel, may_need_kernel, submit};
 use super::verbs::{
     Completion, Locked, Lowering, Qp, QpState, ReceiveRequest, RungBy, SendRequest, Side, Timer,
 };
@@ -25,7 +25,7 @@ use crate::gpu::{self, Proof, Region, Stream};
 use crate::memop::Width::Bits32;
 use crate::memop::completion::{self, Entry};
 use crate::memop::post::{self, Ring};
-use crate::memop::{Batch, Condition, Inline, Needs, Op, Role, cost, program};
+use crate::memop::{Batch, Caps, Condition, Inline, Op, Role, cost, legal, program};
 use crate::mutant::{self, Mutant};
 use crate::nic::SharedAddr;
 use crate::ring::fifo::PostMark;
@@ -224,11 +224,11 @@ fn submissions(stream: &Stream, list: &Batch, kernel: bool) -> u32 {
         false => (2 * list.cost(), caps.batch_limit, GLUED),
     };
     let mut n = gpu::submissions(operations, limit, glued);
-    if kernel || list.needs().has(Needs::KERNEL) {
+    if kernel || may_need_kernel(list, caps) {
         // Kernels and memory operations alternate around operations that only one of them supports.
         let alone = |i: &usize| match list.ops()[*i] {
             Op::Flush | Op::Wait { flush: true, .. } => true,
-            _ => matches!(list.role(*i), Role::EntryByKernel(_)),
+            _ => is_by_kernel(list, *i, caps),
         };
         n += 2 * (0..list.len()).filter(alone).count() as u32;
     }
@@ -359,7 +359,12 @@ fn lower_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) ->
             let (width, at) = word.at();
             let wait = Op::wait(width, at, condition, value);
             s.proof = Some(Proof::Idle);
-            s.list.push(wait.flushing(flush && !caps.ordered_writes));
+            push_wait(&mut s.list, wait, flush && !caps.ordered_writes, caps);
+        }
+        Descriptor::WaitCount { word, count, flush } => {
+            let wait = Op::wait_count(word.addr(), count, caps);
+            s.proof = Some(Proof::Idle);
+            push_wait(&mut s.list, wait, flush && !caps.ordered_writes, caps);
         }
         Descriptor::WriteValue { word, value } => {
             let (width, at) = word.at();
@@ -398,6 +403,15 @@ fn lower_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) ->
         Descriptor::Send(_) | Descriptor::Receive(_) | Descriptor::Wait { .. } => {}
     }
     Ok(())
+}
+
+/// Appends a wait. Of a wait that may become part of a program, the flush is an operation behind it.
+fn push_wait(list: &mut Batch, wait: Op, flush: bool, caps: &Caps) {
+    let apart = flush && legal::is_by_kernel(&wait, caps);
+    list.push(wait.flushing(flush && !apart));
+    if apart {
+        list.push(Op::Flush);
+    }
 }
 
 /// Refuses a queue pair that is of another GPU than the stream, is in error, or does not know the
@@ -567,9 +581,12 @@ fn lower_wait(
             completion::push(&mut s.list, &entry, caps);
         }
         RungBy::CpuThread => {
-            let done = (position as u32).wrapping_add(1);
-            let wait = Op::wait(Bits32, addrs.done.gpu, Condition::Geq, done);
-            s.list.push(wait.flushing(flush));
+            let (at, done) = (addrs.done.gpu, position + 1);
+            let wait = match !caps.cyclic && caps.memops64 {
+                true => Op::wait_count(at, done, caps),
+                false => Op::wait(Bits32, at, Condition::Geq, done as u32),
+            };
+            push_wait(&mut s.list, wait, flush, caps);
         }
     }
     s.waits.push(Waited {

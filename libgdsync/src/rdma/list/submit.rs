@@ -4,7 +4,7 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::{Dims, Stream};
 use crate::kernels;
 use crate::memop::program::Program;
-use crate::memop::{Batch, Needs, Op, Role, legal};
+use crate::memop::{Batch, Caps, Needs, Op, Role, legal};
 
 /// The program space that the largest operation needs.
 pub(super) const ROOM: usize = 8;
@@ -39,12 +39,13 @@ pub(super) fn submit(
         submitted: false,
     };
     let gpu = stream.gpu();
-    let result = if !kernel && !list.needs().has(Needs::KERNEL) {
+    let result = if !kernel && !may_need_kernel(list, gpu.caps()) {
         gpu.submit(stream, list, out.rewritten, &mut out.submitted)
     } else {
         // An operation that the runtime lacks is refused before any submission.
         let caps = gpu.caps();
-        out.dry = !((caps.flush || caps.ordered_writes) && caps.memops64 && caps.nor);
+        let all = caps.memops64 && caps.nor && caps.cyclic;
+        out.dry = !((caps.flush || caps.ordered_writes) && all);
         if out.dry {
             out.run(list, kernel)?;
             out.dry = false;
@@ -56,6 +57,21 @@ pub(super) fn submit(
         Err(e) if out.submitted => Ok(Sent::Part(e)),
         Err(e) => Err(e),
     }
+}
+
+/// Whether the list may have waits that compare as the runtime does not.
+fn compares(list: &Batch, caps: &Caps) -> bool {
+    !caps.cyclic && list.needs().has(Needs::CYCLIC)
+}
+
+/// Whether only a kernel can execute operation `i`, which may be among memory operations.
+pub(super) fn is_by_kernel(list: &Batch, i: usize, caps: &Caps) -> bool {
+    matches!(list.role(i), Role::EntryByKernel(_)) || legal::is_by_kernel(&list.ops()[i], caps)
+}
+
+/// Whether the list may have an operation that only a kernel can execute.
+pub(super) fn may_need_kernel(list: &Batch, caps: &Caps) -> bool {
+    list.needs().has(Needs::KERNEL) || compares(list, caps)
 }
 
 /// Collects operations and submits them when they are complete or the space is used up.
@@ -87,18 +103,22 @@ impl Output<'_> {
         self.submit_batch()
     }
 
-    /// Appends operation `i`; a wait for an entry that no memory operation can test goes by a
-    /// kernel.
+    /// Appends operation `i`; a wait that no memory operation can express goes by a kernel, which
+    /// waits of that kind share if they follow each other.
     fn by_memops(&mut self, list: &Batch, i: usize) -> Result<()> {
         let (op, role) = (list.ops()[i], list.role(i));
-        if !matches!(role, Role::EntryByKernel(_)) {
+        if !is_by_kernel(list, i, self.stream.gpu().caps()) {
+            self.submit_program()?;
             self.batch.add(op, role, list.is_glued(i));
             return Ok(());
         }
         self.submit_batch()?;
+        if !self.program.has_room(ROOM) {
+            self.submit_program()?;
+        }
         self.program.take(list, i);
-        self.submit_program()?;
         if op.flushes() {
+            self.submit_program()?;
             self.batch.push(Op::Flush);
         }
         Ok(())
@@ -147,7 +167,10 @@ impl Output<'_> {
             self.stream.launch_own(entry, Dims::linear(1, 32), bytes)?;
             self.submitted = true;
         } else if !gpu.caps().kernels {
-            let what = format!("{gpu:?} runs no kernels, which a wait for a completion needs");
+            let what = format!(
+                "{gpu:?} runs no kernels, which a list needs that waits for a completion entry or \
+                 for a cyclic comparison; wait with EQ, or for a count that never wraps (wait_count)"
+            );
             return Err(Error::new("lower to a kernel", Kind::Unsupported, what));
         }
         self.program.clear();

@@ -190,7 +190,7 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result
             passed: carver.take(WAITER_WORDS)?,
             arrived: carver.take(WAITER_WORDS)?,
             statuses: carver.take(4 * requests as usize)?,
-            done: carver.take(4)?,
+            done: carver.take(8)?,
             trigger: carver.take(4)?,
         })
     };
@@ -298,7 +298,7 @@ fn empty_queues(
     write_words(addrs, start);
     let cq = |side: &SideAddrs, next: u64| {
         let log = (side.cq.cpu.len() / ENTRY).trailing_zeros() as u8;
-        side.done.cpu.store32(0, next as u32);
+        side.done.cpu.store64(0, next);
         CompletionRing::new(side.cq.cpu, side.passed.cpu, log, next)
     };
     let (send, recv) = (&addrs.send, &addrs.recv);

@@ -65,7 +65,8 @@ pub(crate) struct SideAddrs {
     pub arrived: SharedAddr,
     /// Per request: its [`Status`] once it has failed.
     pub statuses: SharedAddr,
-    /// With a CPU-thread doorbell: the number of complete positions.
+    /// With a CPU-thread doorbell: the number of complete positions, of 64 bits; streams
+    /// of GPUs that compare cyclically wait for its lower half.
     pub done: SharedAddr,
     /// With a CPU-thread doorbell: the number of requests to post.
     pub trigger: SharedAddr,
@@ -398,8 +399,8 @@ impl QpCore {
         recv.retire_with(|hold| let_go(hold, ended));
         if self.rung_by == RungBy::CpuThread {
             let (sends, receives) = (&self.addrs.send.done, &self.addrs.recv.done);
-            sends.cpu.store32(0, send.cq.completed() as u32);
-            receives.cpu.store32(0, recv.cq.completed() as u32);
+            sends.cpu.store64(0, send.cq.completed());
+            receives.cpu.store64(0, recv.cq.completed());
         }
         if busy || before != (send.fifo.retired(), recv.fifo.retired()) {
             // Streams may continue.
@@ -460,7 +461,7 @@ impl QpCore {
             for position in cq.completed()..cq.next() {
                 cq.release(position);
             }
-            addrs.done.cpu.store32(0, cq.next() as u32);
+            addrs.done.cpu.store64(0, cq.next());
         }
         // Ordering edges need no action: streams write the record whether or not a NIC reads it.
         self.host.ring();

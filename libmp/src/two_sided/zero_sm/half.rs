@@ -206,7 +206,7 @@ fn send_direct(
         entries.store(number, Field::Len, len);
         let mut list = List::<4>::new();
         if waits {
-            list.wait(&ready, released(number), false);
+            list.wait_count(&ready, released(number));
         }
         let to = to.as_ref().map(|(region, at)| (region, *at));
         let copied = to.zip(source.map(part));
@@ -260,7 +260,7 @@ fn send_staged(
         }
         let mut list = List::<4>::new();
         if let Some((before, taken)) = behind.zip(taken.as_ref()) {
-            list.wait(taken, released(before), false);
+            list.wait_count(taken, released(before));
         }
         let copied = source.map(|from| (room, part(from)));
         let enqueued = move_bytes(stream, list, copied, len, (&sent, value(number)));

@@ -69,10 +69,10 @@ pub fn has(word: u64, number: u64) -> bool {
     reaches(word, value(number))
 }
 
-/// Whether a stream that waits for `value` passes: a GPU compares cyclically, so the greatest words of a hostile
-/// peer are small ones.
+/// Whether a stream that waits for `value` passes on every GPU. Words with the highest bit set are of a hostile
+/// peer: GPUs that compare cyclically and others differ in them, so the CPU takes none for a message.
 pub fn reaches(word: u64, value: u64) -> bool {
-    word.wrapping_sub(value).cast_signed() >= 0
+    word.cast_signed() >= 0 && word >= value
 }
 
 /// A message in flight, of one side.
@@ -195,7 +195,12 @@ mod tests {
             assert!(has(value(number + ENTRIES), number));
             let before = number.checked_sub(ENTRIES).map_or(0, value);
             assert!(before < own && !has(before, number));
-            assert!(!has(u64::MAX, number) && !reaches(u64::MAX, own));
+            let hostile = [1 << 63, u64::MAX];
+            assert!(
+                hostile
+                    .iter()
+                    .all(|w| !has(*w, number) && !reaches(*w, own))
+            );
         }
     }
 
