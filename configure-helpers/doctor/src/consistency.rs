@@ -1,18 +1,14 @@
 //! How payload that a NIC wrote to GPU memory becomes visible to streams: gdsync's choice for the
 //! capabilities of the GPU.
 
-use gdsync::decide::SOFT_CAPS;
 use gdsync::gpu::{Consistency, MemoryKind};
 
 use crate::Report;
-use crate::uses::{ERROR, PAYLOAD, Use, setting, taken};
+use crate::uses::{ERROR, PAYLOAD, Use, caps, setting};
 
 /// The policy, and its reason.
 pub(crate) fn policy(report: &Report) -> Use {
-    let (caps, whose) = match taken(report) {
-        Some(gpu) => (gpu.caps, format!("GPU {}", gpu.index)),
-        None => (SOFT_CAPS, "the software GPU".to_owned()),
-    };
+    let (caps, whose) = caps(report);
     let variable = Consistency::VARIABLE;
     let word = setting(report, variable.name);
     let set = format!("{}={word}", variable.name);

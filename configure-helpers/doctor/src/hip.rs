@@ -4,6 +4,8 @@
 use crate::cuda::Trouble;
 use crate::library::State;
 use crate::machine::{Access, Machine};
+use gdsync::decide::hip_caps;
+use gdsync::gpu::Caps;
 use gdsync_sys::hip::consts::*;
 use gdsync_sys::hip::types::{hipDeviceProp_tR0000, hipDeviceProp_tR0600};
 use gdsync_sys::hip::{Hip as Table, HipResult};
@@ -53,6 +55,9 @@ pub struct Gpu {
     pub fine_grained: bool,
     /// Whether PCI devices reach all its memory.
     pub large_bar: bool,
+    /// The capabilities of its streams.
+    #[serde(skip)]
+    pub caps: Caps,
 }
 
 /// Examines HIP and its GPUs.
@@ -161,6 +166,7 @@ impl Runtime {
             wait_values: is(hipDeviceAttributeCanUseStreamWaitValue),
             fine_grained: is(hipDeviceAttributeFineGrainSupport),
             large_bar: is(hipDeviceAttributeIsLargeBar),
+            caps: hip_caps(&self.table, index),
         })
     }
 

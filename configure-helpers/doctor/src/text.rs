@@ -115,8 +115,6 @@ impl Page {
         } else if hip.library.is_opened() {
             self.line("hip: GPUs", hip.gpus.len());
         }
-        let none = "not supported in this version, even if the library is present";
-        self.line("hip: runtime", none);
     }
 
     fn amd_gpu(&mut self, gpu: &hip::Gpu) {

@@ -5,7 +5,9 @@
 
 use crate::Report;
 use crate::cuda::Gpu;
-use gdsync::decide::{GpuName, auto_goes_on};
+use crate::hip;
+use gdsync::decide::{GpuName, SOFT_CAPS, auto_goes_on};
+use gdsync::gpu::Caps;
 use gdsync::rdma::Lowering;
 use gdsync_sys::gpu_choice::LocalRank;
 use mp::PathChoice;
@@ -57,9 +59,15 @@ pub(crate) fn gpus(report: &Report) -> u32 {
     report.cuda.gpus.len() as u32
 }
 
-/// The CUDA GPU on which programs would run, `None` for the software GPU, with the reason; or the
-/// reason why opening a GPU would fail.
-fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
+/// A GPU on which programs would run.
+enum Chosen<'a> {
+    Cuda(&'a Gpu),
+    Hip(&'a hip::Gpu),
+    Soft,
+}
+
+/// The GPU on which programs would run, with the reason; or the reason why opening a GPU would fail.
+fn decide(report: &Report) -> Result<(Chosen<'_>, String), String> {
     let (name, set) = match report.variables.get("GDS_GPU") {
         Some(name) => (name.as_str(), format!("GDS_GPU={name}")),
         None => (
@@ -67,14 +75,66 @@ fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
             "a CUDA GPU is preferred to the software GPU".to_owned(),
         ),
     };
-    let unknown = |_| format!("{set}, and the known values are soft, cuda, cuda:N, auto");
-    let (named, auto) = match GpuName::parse(name).map_err(unknown)? {
-        GpuName::Auto => (None, true),
+    let unknown =
+        |_| format!("{set}, and the known values are soft, cuda, cuda:N, hip, hip:N, auto");
+    match GpuName::parse(name).map_err(unknown)? {
+        GpuName::Auto => match cuda(report, set, None, true)? {
+            (Chosen::Soft, why) => Ok(match hip(report, None) {
+                Ok(gpu) => (Chosen::Hip(gpu), why),
+                Err(_) => (Chosen::Soft, why),
+            }),
+            found => Ok(found),
+        },
         GpuName::Of {
             runtime: "soft", ..
-        } => return Ok((None, set)),
-        GpuName::Of { index, .. } => (index, false),
+        } => Ok((Chosen::Soft, set)),
+        GpuName::Of {
+            runtime: "hip",
+            index,
+        } => match hip(report, index) {
+            Ok(gpu) => Ok((Chosen::Hip(gpu), set)),
+            Err(why) => Err(format!("{set}, but {why}")),
+        },
+        GpuName::Of { index, .. } => cuda(report, set, index, false),
+    }
+}
+
+/// The HIP GPU with this index, or for the local rank; or the reason why it cannot be used.
+fn hip(report: &Report, index: Option<u32>) -> Result<&hip::Gpu, String> {
+    let found = &report.hip;
+    let gpus = found.gpus.len();
+    let local = match index {
+        None => local_rank(report)?,
+        Some(_) => None,
     };
+    let first = local.as_ref().map_or(0, |local| local.gpu(gpus as u32));
+    let gpu = found.gpus.get(index.unwrap_or(first) as usize);
+    let gpu = gpu.ok_or_else(|| match &found.trouble {
+        _ if !found.library.is_opened() => "there is no usable HIP".to_owned(),
+        Some(trouble) => format!(
+            "{} returned {} ({})",
+            trouble.call, trouble.name, trouble.code
+        ),
+        None if gpus == 0 => "HIP reports no GPU".to_owned(),
+        None => format!("the number of GPUs is {gpus}"),
+    })?;
+    match (gpu.wait_values, gpu.fine_grained) {
+        (true, true) => Ok(gpu),
+        (false, _) => Err(format!(
+            "streams of GPU {} cannot wait for words",
+            gpu.index
+        )),
+        (_, false) => Err(format!("GPU {} has no fine-grained memory", gpu.index)),
+    }
+}
+
+/// As [`decide`], for a CUDA GPU: with this index, or for the local rank.
+fn cuda(
+    report: &Report,
+    set: String,
+    named: Option<u32>,
+    auto: bool,
+) -> Result<(Chosen<'_>, String), String> {
     let gpus = gpus(report);
     let local = match named {
         None => local_rank(report)?,
@@ -94,7 +154,7 @@ fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
             (None, None) => format!("the number of GPUs is {gpus}"),
         };
         return match auto {
-            true => Ok((None, why)),
+            true => Ok((Chosen::Soft, why)),
             false => Err(format!("{set}, but {why}")),
         };
     };
@@ -103,18 +163,31 @@ fn decide(report: &Report) -> Result<(Option<&Gpu>, String), String> {
         None => set,
     };
     let Some((kind, why)) = gpu.refusal else {
-        return Ok((Some(gpu), set));
+        return Ok((Chosen::Cuda(gpu), set));
     };
     let why = format!("GPU {} cannot be used: {why}", gpu.index);
     match auto && auto_goes_on(kind) {
-        true => Ok((None, why)),
+        true => Ok((Chosen::Soft, why)),
         false => Err(format!("{set}, but {why}")),
     }
 }
 
 /// The CUDA GPU on which programs would run, if any.
 pub(crate) fn taken(report: &Report) -> Option<&Gpu> {
-    decide(report).ok()?.0
+    match decide(report).ok()?.0 {
+        Chosen::Cuda(gpu) => Some(gpu),
+        Chosen::Hip(_) | Chosen::Soft => None,
+    }
+}
+
+/// The capabilities of the streams of the GPU on which programs would run, and its name.
+pub(crate) fn caps(report: &Report) -> (Caps, String) {
+    let gpu = |index: u32| format!("GPU {index}");
+    match decide(report) {
+        Ok((Chosen::Cuda(found), _)) => (found.caps, gpu(found.index)),
+        Ok((Chosen::Hip(found), _)) => (found.caps, gpu(found.index)),
+        Ok((Chosen::Soft, _)) | Err(_) => (SOFT_CAPS, "the software GPU".to_owned()),
+    }
 }
 
 /// Whether programs would run on a CUDA GPU.
@@ -124,11 +197,15 @@ pub(crate) fn on_cuda(report: &Report) -> bool {
 
 pub(crate) fn runtime(report: &Report) -> Use {
     match decide(report) {
-        Ok((Some(gpu), why)) => {
+        Ok((Chosen::Cuda(gpu), why)) => {
             let choice = format!("cuda: GPU {}, {}", gpu.index, gpu.name);
             Use::new(RUNTIME, choice, why)
         }
-        Ok((None, why)) => Use::new(RUNTIME, "soft: the software GPU", why),
+        Ok((Chosen::Hip(gpu), why)) => {
+            let choice = format!("hip: GPU {}, {}", gpu.index, gpu.name);
+            Use::new(RUNTIME, choice, why)
+        }
+        Ok((Chosen::Soft, why)) => Use::new(RUNTIME, "soft: the software GPU", why),
         Err(why) => Use::new(RUNTIME, ERROR, why),
     }
 }
@@ -196,12 +273,16 @@ pub(crate) fn host_path(report: &Report) -> Use {
         (Ok(PathChoice::Tcp), _) => ("TCP", set),
         (Ok(PathChoice::Ipc), _) => (MAPPED, set),
         (Ok(_), Err(_)) => ("nothing", "there is no GPU".to_owned()),
-        (Ok(_), Ok((None, _))) => (
+        (Ok(_), Ok((Chosen::Soft, _))) => (
             MAPPED,
             "every software GPU reaches the memory of the others; MP_PATH is not nic or tcp"
                 .to_owned(),
         ),
-        (Ok(_), Ok((Some(gpu), _)))
+        (Ok(_), Ok((Chosen::Hip(_), _))) => (
+            "memory that the ranks map, else the NIC",
+            "with HIP 7, ranks map uncached memory of GPUs that reach each other".to_owned(),
+        ),
+        (Ok(_), Ok((Chosen::Cuda(gpu), _)))
             if !gpu.posix_fd || report.cuda.library.lacks("cuMemImportFromShareableHandle") =>
         {
             let why = "the CUDA driver shares no memory between processes by descriptors";

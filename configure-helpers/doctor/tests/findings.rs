@@ -99,10 +99,11 @@ fn gds_gpu_selects_the_runtime() {
         ("soft", "soft: the software GPU", "GDS_GPU=soft"),
         ("cuda", "cuda: GPU 0, NVIDIA H200", "GDS_GPU=cuda"),
         ("cuda:1", "nothing: an error", "the number of GPUs is 1"),
+        ("hip", "nothing: an error", "there is no usable HIP"),
         (
-            "hip",
+            "metal",
             "nothing: an error",
-            "the known values are soft, cuda, cuda:N, auto",
+            "the known values are soft, cuda, cuda:N, hip, hip:N, auto",
         ),
     ];
     for (value, choice, because) in cases {
@@ -418,7 +419,7 @@ fn absent_request_is_an_error_with_a_remedy() {
             "unset GDS_GPU",
         ),
         (
-            &[("GDS_GPU", "hip")],
+            &[("GDS_GPU", "metal")],
             "the known values are soft",
             "unset GDS_GPU",
         ),

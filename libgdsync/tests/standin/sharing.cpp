@@ -102,8 +102,11 @@ STANDIN_API int VENDOR(cuMemCreate, hipMemCreate)(u64* out, size_t len, const Al
         if ((prop->handle_types & ~kHandlePosixFd) != 0) return kNotSupported;
         const int file = memfd_create("standin-physical", MFD_CLOEXEC);
         if (file < 0 || ftruncate(file, static_cast<off_t>(len)) != 0) return kOutOfMemory;
+        // The file carries the type to the processes that import it.
+        const bool uncached = prop->type == kAllocationUncached;
+        if (fchmod(file, uncached ? 0640 : 0600) != 0) return kOperatingSystem;
         *out = m.next_id++;
-        m.physical[*out] = Physical{file, len, prop->type == kAllocationUncached};
+        m.physical[*out] = Physical{file, len, uncached};
         return kOk;
     }, u64{len}, u64{flags});
 }
@@ -201,7 +204,7 @@ STANDIN_API int VENDOR(cuMemImportFromShareableHandle, hipMemImportFromShareable
         struct stat about;
         if (file < 0 || fstat(file, &about) != 0) return kInvalidValue;
         *out = m.next_id++;
-        m.physical[*out] = Physical{file, static_cast<u64>(about.st_size), false};
+        m.physical[*out] = Physical{file, static_cast<u64>(about.st_size), (about.st_mode & S_IRGRP) != 0};
         return kOk;
     }, static_cast<u64>(type));
 }

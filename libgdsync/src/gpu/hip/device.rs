@@ -174,7 +174,7 @@ pub fn hip_caps(hip: &Hip, device: i32) -> Caps {
 
 /// The limits of a device, by its number of hardware queues: `GPU_MAX_HW_QUEUES`, which the runtime
 /// reads when it starts. Streams share the queues, and a stream that waits holds its queue.
-pub fn hip_wait_limits(queues: Option<&str>) -> WaitLimits {
+pub(super) fn hip_wait_limits(queues: Option<&str>) -> WaitLimits {
     let channels = queues.and_then(|v| v.trim().parse::<u32>().ok());
     let channels = channels.unwrap_or(4).clamp(1, 32);
     WaitLimits {

@@ -22,7 +22,7 @@ mod submit;
 use super::Gpu;
 use super::runtime::Opener;
 
-pub use device::{hip_caps, hip_wait_limits};
+pub use device::hip_caps;
 
 pub(super) const OPENER: Opener = Opener {
     name: "hip",
