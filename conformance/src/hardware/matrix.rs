@@ -33,6 +33,7 @@ pub(super) const AXES: [Axis; 7] = [
         &[
             "cuda",
             "masks",
+            "hip",
             "no-nor",
             "32-bit",
             "flush-by-cpu",
@@ -54,6 +55,7 @@ fn caps(which: &str) -> Caps {
     let cuda = SoftOptions::default().caps;
     match which {
         "masks" => cuda.mask(true).nor(false),
+        "hip" => SoftOptions::hip().caps,
         "no-nor" => cuda.nor(false),
         "32-bit" => cuda.memops64(false).fence(false),
         "flush-by-cpu" => cuda.flush(false),

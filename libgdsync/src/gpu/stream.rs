@@ -547,11 +547,22 @@ impl Stream {
 
     /// Checks that the stream can take `n` more submissions now, so that the caller does not start
     /// a sequence that it cannot finish. A copy, a launch and an event are one submission each, and
-    /// so is a list that is not split. Only a stream that waits has a limit.
+    /// so is a list that is not split. On a GPU that does not compare cyclically, each counts as
+    /// three: a list may consist of operations, a kernel that waits, and operations. Only a stream
+    /// that waits has a limit.
     ///
     /// # Errors
     /// `QueueFull`, with the limit, if the stream waits and has no room for `n` submissions.
     pub fn check_room(&self, n: u32) -> Result<()> {
+        self.check_submissions(match self.gpu().caps().cyclic {
+            true => n,
+            false => n.saturating_mul(3),
+        })
+    }
+
+    /// As [`Stream::check_room`], for a caller that has counted the kernels that wait.
+    #[doc(hidden)]
+    pub fn check_submissions(&self, n: u32) -> Result<()> {
         if self.recording().is_on() && self.records(0, false)? {
             return Ok(());
         }

@@ -2,6 +2,7 @@
 
 use std::mem;
 
+use gdsync::gpu::Caps;
 use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor, Qp};
 use gdsync::{Status, Stream};
@@ -152,18 +153,30 @@ impl Lists {
     }
 }
 
-/// The submissions of a list on a stream that takes `limit` operations at a time, at most.
-pub(crate) fn submissions(items: &[Item<'_>], limit: usize) -> u32 {
+/// The submissions of a list on a stream with these capabilities, at most.
+pub(crate) fn submissions(items: &[Item<'_>], caps: &Caps) -> u32 {
     /// Operations of an item, at most.
     const EACH: usize = 8;
-    let list = |items: usize| 2 + items.div_ceil((limit / EACH).max(1)) as u32;
+    let at_once = (caps.batch_limit / EACH).max(1);
+    let list = |items: &[Item<'_>]| 2 + items.len().div_ceil(at_once) as u32 + kernels(items, caps);
     let runs = items.chunk_by(|one, next| one.copy().is_some() == next.copy().is_some());
     let of = |run: &[Item<'_>]| match run[0].copy() {
         None if run.iter().all(|item| matches!(item, Item::Next)) => 0,
-        None => list(run.len()),
+        None => list(run),
         Some(_) => copy::launches(run.iter().filter_map(Item::copy)),
     };
     runs.map(of).sum()
+}
+
+/// The kernels that execute waits of a list, and the submissions behind them, at most: waits that
+/// follow each other share a kernel.
+fn kernels(items: &[Item<'_>], caps: &Caps) -> u32 {
+    /// Waits of one kernel, at least.
+    const WAITS: usize = 100;
+    let is_wait = |item: &Item<'_>| matches!(item, Item::Wait { .. });
+    let runs = items.chunk_by(|one, next| is_wait(one) == is_wait(next));
+    let waits = runs.filter(|run| !caps.cyclic && is_wait(&run[0]));
+    waits.map(|run| 2 * run.len().div_ceil(WAITS) as u32).sum()
 }
 
 /// An empty vector of a type that differs in its lifetimes alone. The standard library collects in

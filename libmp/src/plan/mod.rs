@@ -151,7 +151,7 @@ impl<'a> Plan<'a> {
 
     /// The submissions of the plan on `stream`, at most.
     pub fn room(&self, stream: &Stream) -> u32 {
-        let list = |items: &[Item<'_>]| submissions(items, stream.gpu().caps().batch_limit);
+        let list = |items: &[Item<'_>]| submissions(items, stream.gpu().caps());
         let mut from = 0;
         let mut room = 0;
         for (at, launches) in &self.kernels {
@@ -282,7 +282,7 @@ impl<'a> Plan<'a> {
 /// Checks that a stream can take `n` submissions now, so that the call is neither refused in the
 /// middle nor blocked.
 pub(crate) fn check_room(stream: &Stream, n: u32) -> Result<()> {
-    stream.check_room(n).map_err(|e| match e.limit() {
+    stream.check_submissions(n).map_err(|e| match e.limit() {
         Some(limit) if u64::from(n) > limit => {
             let what = format!(
                 "the call takes up to {n} submissions, more than {stream:?} can hold; name fewer \
