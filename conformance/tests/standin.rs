@@ -1,5 +1,5 @@
-//! The trials on a stand-in for libcuda, so that the CUDA code runs where no GPU is: few laps,
-//! everything required.
+//! The trials on stand-ins for libcuda and libamdhip64, so that the code for GPUs runs where no GPU is:
+//! few laps, everything required.
 
 #[path = "../../libgdsync/tests/standin/mod.rs"]
 mod standin;
@@ -8,27 +8,72 @@ use std::process::Command;
 use std::time::Duration;
 
 use conformance::hardware::child;
-use standin::{LIBRARY, Variant};
+use standin::{HIP_LIBRARY, LIBRARY, Variant};
 
 /// Time limit against hangs.
 const LIMIT: Duration = Duration::from_secs(300);
 
-#[test]
-fn cuda_trials_pass_on_a_stand_in() {
-    let library = standin::build(&Variant::default());
+/// Runs the trials that the words select, with a stand-in as the driver of `runtime`.
+fn run(runtime: &str, variant: &Variant, words: &[&str], env: &[(&str, &str)]) {
+    let library = standin::build(variant);
     let mut trials = Command::new(env!("CARGO_BIN_EXE_conformance"));
+    for name in [
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "GPU_MAX_HW_QUEUES",
+        "GDS_LOWER",
+        "GDS_PROVIDER",
+        "GDS_DOORBELL",
+        "GDS_ENDPOINT",
+    ] {
+        trials.env_remove(name);
+    }
+    let path = match runtime {
+        "cuda" => LIBRARY,
+        _ => HIP_LIBRARY,
+    };
     trials
-        .args(["--color", "never", "cuda "])
-        .env_remove("CUDA_DEVICE_MAX_CONNECTIONS")
-        .env_remove("GDS_LOWER")
-        .env_remove("GDS_PROVIDER")
-        .env_remove("GDS_DOORBELL")
-        .env_remove("GDS_ENDPOINT")
-        .env(LIBRARY, library)
-        .env("GDS_REQUIRE", "cuda")
-        .env("GDS_LAPS", "5");
+        .args(words)
+        .args(["--color", "never"])
+        .env(path, library)
+        .env("GDS_REQUIRE", runtime)
+        .env("GDS_LAPS", "5")
+        .envs(env.iter().copied());
     child::tie(&mut trials);
     if let Err(failed) = child::run(trials, LIMIT) {
         panic!("{}", failed.message().unwrap_or("no reason given"));
+    }
+}
+
+/// The environment of HIP 7, with a hardware queue for each stream of a trial.
+const HIP_7: [(&str, &str); 2] = [("STANDIN_VERSION", "70051831"), ("GPU_MAX_HW_QUEUES", "16")];
+
+#[test]
+fn cuda_trials_pass_on_a_stand_in() {
+    run("cuda", &Variant::default(), &["cuda "], &[]);
+}
+
+#[test]
+fn hip_trials_pass_on_a_stand_in() {
+    run("hip", &Variant::HIP7, &["hip "], &HIP_7);
+}
+
+/// HIP 6 has no memory that GPUs share by `Path::Ipc`.
+#[test]
+fn hip_6_trials_of_memory_and_kernels_pass_on_a_stand_in() {
+    run("hip", &Variant::HIP6, &["hip kernel"], &HIP_7[1..]);
+    run("hip", &Variant::HIP6, &["hip memory"], &HIP_7[1..]);
+}
+
+#[test]
+fn mp_trials_pass_on_a_stand_in_for_hip() {
+    let trials = [
+        "words",
+        "windows: Device",
+        "graphs: Device",
+        "collectives: Device",
+    ];
+    for trial in trials {
+        let words = ["mp", "--gpu", "hip", "--few", trial];
+        run("hip", &Variant::HIP7, &words, &HIP_7[..1]);
     }
 }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const CHILD: &str = "STANDIN_CHILD";
 /// The variables with the paths of the libraries, as gdsync reads them.
 pub const LIBRARY: &str = "GDS_CUDA_LIB";
-const HIP_LIBRARY: &str = "GDS_HIP_LIB";
+pub const HIP_LIBRARY: &str = "GDS_HIP_LIB";
 
 /// The driver that a stand-in stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
