@@ -69,6 +69,11 @@ fn gpus_are_reported_with_their_architecture_and_release() {
     assert!(text.contains("AMD Instinct MI300X"), "{text}");
     assert!(text.contains("gfx942"), "{text}");
     assert!(report.advice.is_empty(), "{:#?}", report.advice);
+    let chosen = &report.uses[0];
+    assert_eq!(
+        chosen.choice, "hip: GPU 0, AMD Instinct MI300X",
+        "{chosen:?}"
+    );
 }
 
 #[test]
