@@ -132,16 +132,16 @@ fn room_of_a_full_stream_is_refused_while_it_waits() {
     const BOUND: u32 = 8;
     let gpu = soft(SoftOptions::default().stream_bound(BOUND as usize));
     let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
-    stream.check_room(10 * BOUND).unwrap();
+    stream.check_submissions(10 * BOUND).unwrap();
     post_on(&stream, &mut [], &[gate.wait()]).unwrap();
     for taken in 1..BOUND {
-        stream.check_room(BOUND - taken).unwrap();
-        let e = stream.check_room(BOUND - taken + 1).unwrap_err();
+        stream.check_submissions(BOUND - taken).unwrap();
+        let e = stream.check_submissions(BOUND - taken + 1).unwrap_err();
         let limit = Some(u64::from(BOUND));
         assert_eq!((e.kind(), e.limit()), (Kind::QueueFull, limit), "{e}");
         stream.record().unwrap();
     }
     gate.open();
     finish(&stream, "open");
-    stream.check_room(10 * BOUND).unwrap();
+    stream.check_submissions(10 * BOUND).unwrap();
 }

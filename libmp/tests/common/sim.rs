@@ -112,12 +112,12 @@ impl Rank {
 
     /// A context on a GPU and a NIC of its own.
     pub fn open(&self, build: impl FnOnce(Builder) -> Builder) -> Context {
-        self.open_at(&self.place(SoftOptions::default(), true), build)
+        self.open_at(&self.place(options(), true), build)
     }
 
     /// As [`Rank::open`], with manual progress.
     pub fn open_manual(&self, build: impl FnOnce(Builder) -> Builder) -> Context {
-        let place = self.place(SoftOptions::default(), false);
+        let place = self.place(options(), false);
         self.open_at(&place, |b| build(b).progress(Progress::Manual))
     }
 
@@ -306,6 +306,11 @@ pub fn play(seed: u64, ranks: u32, body: impl Fn(&Rank) + Clone + 'static) -> Ru
     let report = tracing::dispatcher::with_default(&dispatch, || sim.run());
     let report = report.unwrap_or_else(|e| panic!("{e}\n{:#?}", warnings.all()));
     Run { report, warnings }
+}
+
+/// Tests count on 8 channels, whatever `GDS_SOFT_CAPS` says.
+fn options() -> SoftOptions {
+    SoftOptions::default().channels(8)
 }
 
 /// Runs `body` as each of two ranks, with a context built by `build`; both end together.
