@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Whether `text` is a valid name of a GPU.
 pub fn name(text: &str) -> Result<String, String> {
     let known = GpuName::parse(text).map(|_| text.to_owned());
-    known.map_err(|_| "GPUs are soft, cuda, cuda:N and auto".to_owned())
+    known.map_err(|_| "GPUs are soft, cuda, cuda:N, hip, hip:N and auto".to_owned())
 }
 
 /// The GPU of rank `number`: of several names each rank takes the next.
@@ -90,10 +90,10 @@ mod tests {
 
     #[test]
     fn names_of_gpus_are_parsed() {
-        for good in ["soft", "cuda", "cuda:0", "cuda:7", "auto"] {
+        for good in ["soft", "cuda", "cuda:0", "cuda:7", "hip", "hip:1", "auto"] {
             assert_eq!(name(good).as_deref(), Ok(good));
         }
-        for bad in ["", "hip", "cuda:", "cuda:-1", "cuda:x", "soft:0", " cuda"] {
+        for bad in ["", "metal", "cuda:", "cuda:-1", "cuda:x", "soft:0", " cuda"] {
             assert!(name(bad).is_err(), "{bad}");
         }
     }

@@ -162,7 +162,7 @@ impl Ranks {
 /// Options about GPU and NIC.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Setup {
-    /// The GPU: soft, cuda, cuda:N, or auto, which is the first CUDA GPU if there is one, else
+    /// The GPU: soft, cuda, cuda:N, hip, hip:N, or auto, which is the first CUDA GPU if there is one, else
     /// soft. In a list separated by commas, each rank takes the next GPU.
     #[arg(long = "gpu", value_name = "GPU,..", env = "GDS_GPU", value_delimiter = ',',
           value_parser = gpu::name, default_value = "auto")]

@@ -25,7 +25,7 @@ pub struct Options {
     /// each and the latency curve.
     #[arg(long, value_name = "PATH")]
     pub json: Option<PathBuf>,
-    /// The GPU: soft, cuda, cuda:N, or auto, which is the first CUDA GPU if there is one, else
+    /// The GPU: soft, cuda, cuda:N, hip, hip:N, or auto, which is the first CUDA GPU if there is one, else
     /// soft. In a list separated by commas, each rank takes the next GPU.
     #[arg(long = "gpu", value_name = "GPU,..", env = "GDS_GPU", value_delimiter = ',',
           value_parser = gpu::name, default_value = "auto")]

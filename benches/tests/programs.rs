@@ -327,7 +327,7 @@ fn invalid_options_are_errors() {
         "pingpong --layer mpi",
         "start --ranks 1",
         "footprint --ranks 257",
-        "write_rate --gpu hip",
+        "write_rate --gpu metal",
         "soak --messages 9",
         "messages --longest 17Mi",
         "messages --tags 65",

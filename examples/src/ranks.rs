@@ -15,7 +15,7 @@ const CLOSE: Duration = Duration::from_secs(30);
 /// The options that all examples have.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Options {
-    /// GPU: soft, cuda, cuda:N or auto; in a list separated by commas, each rank takes the next one
+    /// GPU: soft, cuda, cuda:N, hip, hip:N or auto; in a list separated by commas, each rank takes the next one
     #[arg(long, value_delimiter = ',', default_value = "auto", env = "GDS_GPU")]
     gpu: Vec<String>,
     /// Run all N ranks as threads of this process; without it, a launcher such as mprun starts the

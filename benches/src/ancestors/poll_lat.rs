@@ -50,7 +50,7 @@ pub struct Options {
     /// Places words in device memory.
     #[arg(short = 'g', long = "gpu-memory")]
     pub gpu_memory: bool,
-    /// The GPU: soft, cuda, cuda:N, or auto.
+    /// The GPU: soft, cuda, cuda:N, hip, hip:N, or auto.
     #[arg(long = "gpu", env = "GDS_GPU", value_parser = gpu::name, default_value = "auto")]
     pub gpu: String,
 }

@@ -39,7 +39,7 @@ pub struct Options {
     /// Tests only words in the GPU's memory.
     #[arg(short = 'g', long = "gpu-memory")]
     pub gpu_memory: bool,
-    /// The GPU: soft, cuda, cuda:N, or auto.
+    /// The GPU: soft, cuda, cuda:N, hip, hip:N, or auto.
     #[arg(long = "gpu", env = "GDS_GPU", value_parser = gpu::name, default_value = "auto")]
     pub gpu: String,
     /// Changes the expected values, to test that the checks detect a difference.

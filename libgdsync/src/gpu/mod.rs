@@ -449,11 +449,15 @@ mod tests {
     #[test]
     fn open_refuses_a_name_of_no_runtime() {
         for name in [
-            "", "hip", "cuda:", "cuda:-1", "cuda:x", "soft:0", "auto:0", " cuda",
+            "", "metal", "hip:", "cuda:", "cuda:-1", "cuda:x", "soft:0", "auto:0", " cuda",
         ] {
             let e = Gpu::open(name).unwrap_err();
             assert_eq!(e.kind(), Kind::Invalid, "{name}");
-            assert!(e.to_string().contains("cuda, cuda:N, soft, auto"), "{e}");
+            assert!(
+                e.to_string()
+                    .contains("cuda, cuda:N, hip, hip:N, soft, auto"),
+                "{e}"
+            );
         }
     }
 }
