@@ -157,8 +157,8 @@
 pub mod decide {
     pub use crate::env::Variable;
     pub use crate::gpu::{
-        GpuName, SOFT_CAPS, auto_goes_on, cuda_caps, cuda_refusal, driver_too_old, hip_caps,
-        wait_limits,
+        GpuName, SOFT_CAPS, auto_goes_on, cuda_caps, cuda_refusal, driver_too_old,
+        hip_architecture, hip_caps, hip_refusal, wait_limits,
     };
     pub use crate::nic::{NicName, first_that_works};
     pub use crate::provider::ibv::nearest_first;

@@ -4,10 +4,10 @@
 use crate::cuda::Trouble;
 use crate::library::State;
 use crate::machine::{Access, Machine};
-use gdsync::decide::hip_caps;
+use gdsync::Kind;
+use gdsync::decide::{hip_architecture, hip_caps, hip_refusal};
 use gdsync::gpu::Caps;
 use gdsync_sys::hip::consts::*;
-use gdsync_sys::hip::types::{hipDeviceProp_tR0000, hipDeviceProp_tR0600};
 use gdsync_sys::hip::{Hip as Table, HipResult};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -58,6 +58,9 @@ pub struct Gpu {
     /// The capabilities of its streams.
     #[serde(skip)]
     pub caps: Caps,
+    /// The reason why gdsync cannot run on it, with the kind of the error, if it cannot.
+    #[serde(skip)]
+    pub refusal: Option<(Kind, &'static str)>,
 }
 
 /// Examines HIP and its GPUs.
@@ -160,13 +163,16 @@ impl Runtime {
             pci: text(&pci)
                 .filter(|_| code.is_success())
                 .map(|pci| pci.to_lowercase()),
-            architecture: self.architecture(index),
+            // Without its features.
+            architecture: hip_architecture(&self.table, index)
+                .and_then(|name| name.split(':').next().map(str::to_owned)),
             memory: memory as u64,
             compute_units: units.unwrap_or(0),
             wait_values: is(hipDeviceAttributeCanUseStreamWaitValue),
             fine_grained: is(hipDeviceAttributeFineGrainSupport),
             large_bar: is(hipDeviceAttributeIsLargeBar),
             caps: hip_caps(&self.table, index),
+            refusal: hip_refusal(&self.table, index),
         })
     }
 
@@ -176,26 +182,6 @@ impl Runtime {
         // SAFETY: the number is written to a local; none of the attributes is an address.
         let code = unsafe { (self.table.hipDeviceGetAttribute)(&mut value, attribute, index) };
         code.is_success().then_some(value)
-    }
-
-    /// The architecture without its features.
-    fn architecture(&self, index: c_int) -> Option<String> {
-        let name = if let Some(get) = self.table.hipGetDevicePropertiesR0600 {
-            // SAFETY: bytes and pointers, for which zeroes are valid.
-            let mut properties: hipDeviceProp_tR0600 = unsafe { std::mem::zeroed() };
-            // SAFETY: the structure has the layout of this function.
-            let code = unsafe { get(&mut properties, index) };
-            code.is_success().then_some(properties.gcn_arch_name)
-        } else {
-            let get = self.table.hipGetDeviceProperties?;
-            // SAFETY: as above.
-            let mut properties: hipDeviceProp_tR0000 = unsafe { std::mem::zeroed() };
-            // SAFETY: as above.
-            let code = unsafe { get(&mut properties, index) };
-            code.is_success().then_some(properties.gcn_arch_name)
-        };
-        let name = text(&name?)?;
-        Some(name.split(':').next().unwrap_or(&name).to_owned())
     }
 }
 

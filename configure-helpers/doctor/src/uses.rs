@@ -118,13 +118,9 @@ fn hip(report: &Report, index: Option<u32>) -> Result<&hip::Gpu, String> {
         None if gpus == 0 => "HIP reports no GPU".to_owned(),
         None => format!("the number of GPUs is {gpus}"),
     })?;
-    match (gpu.wait_values, gpu.fine_grained) {
-        (true, true) => Ok(gpu),
-        (false, _) => Err(format!(
-            "streams of GPU {} cannot wait for words",
-            gpu.index
-        )),
-        (_, false) => Err(format!("GPU {} has no fine-grained memory", gpu.index)),
+    match gpu.refusal {
+        None => Ok(gpu),
+        Some((_, why)) => Err(format!("GPU {} cannot be used: {why}", gpu.index)),
     }
 }
 

@@ -11,31 +11,11 @@ use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
 use super::{dependent, peers, submit};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{Called, Context, Driver, Handle, MISSING, OK, Physical, elf};
+use crate::gpu::driver::{
+    Called, Context, Driver, Handle, MISSING, OK, Physical, call, elf, optional,
+};
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::Op;
-
-/// Calls a function of the table. The callers of this file's functions uphold its conditions.
-macro_rules! call {
-    ($cuda:ident.$name:ident($($arg:expr),* $(,)?)) => {
-        Called {
-            // SAFETY: the caller's promise.
-            code: unsafe { ($cuda.$name)($($arg),*) }.0,
-            call: stringify!($name),
-        }
-    };
-}
-
-/// As `call`, a function that the driver may lack.
-macro_rules! optional {
-    ($cuda:ident.$name:ident($($arg:expr),* $(,)?)) => {
-        Called {
-            // SAFETY: the caller's promise.
-            code: $cuda.$name.map_or(MISSING, |call| unsafe { call($($arg),*) }.0),
-            call: stringify!($name),
-        }
-    };
-}
 
 /// An attribute of a device; 0 if the driver does not know the attribute.
 pub(super) fn attribute(cuda: &Cuda, device: CUdevice, which: u32) -> i32 {

@@ -50,16 +50,6 @@ pub(super) fn name_of(cuda: &Cuda, device: CUdevice) -> String {
     }
 }
 
-/// A number of the GPU that is the same in every process, and not 0.
-fn number(cuda: &Cuda, device: CUdevice) -> u64 {
-    let Some(uuid) = peers::uuid(cuda, device) else {
-        // GPUs without a UUID must count as the same GPU, because they may be.
-        return 1;
-    };
-    let half = |bytes: &[u8]| bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b));
-    (half(&uuid[..8]) ^ half(&uuid[8..])).max(1)
-}
-
 fn context_id(cuda: &Cuda, context: CUcontext) -> u64 {
     let mut id = 0;
     if let Some(get) = cuda.cuCtxGetId {
@@ -106,7 +96,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
             name,
             alone,
             caps: cuda_caps(cuda, device),
-            number: number(cuda, device),
+            number: driver::number(peers::uuid(cuda, device)),
             limits: WaitLimits {
                 multiprocessors: u32::try_from(all).ok().filter(|all| *all > 0),
                 ..wait_limits(connections.as_deref())

@@ -46,6 +46,33 @@ impl Called {
     }
 }
 
+/// Calls a function of a table, whose result is a number. The functions of a [`Driver`] uphold its
+/// conditions by the promise of their callers.
+macro_rules! call {
+    ($table:ident.$name:ident($($arg:expr),* $(,)?)) => {
+        $crate::gpu::driver::Called {
+            // SAFETY: the caller's promise.
+            code: unsafe { ($table.$name)($($arg),*) }.0,
+            call: stringify!($name),
+        }
+    };
+}
+pub(crate) use call;
+
+/// As `call`, a function that the driver may lack.
+macro_rules! optional {
+    ($table:ident.$name:ident($($arg:expr),* $(,)?)) => {
+        $crate::gpu::driver::Called {
+            // SAFETY: the caller's promise.
+            code: $table.$name.map_or($crate::gpu::driver::MISSING, |call| unsafe {
+                call($($arg),*)
+            }.0),
+            call: stringify!($name),
+        }
+    };
+}
+pub(crate) use optional;
+
 /// Physical memory of the driver.
 pub(crate) type Physical = u64;
 

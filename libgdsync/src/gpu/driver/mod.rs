@@ -35,9 +35,11 @@ use crate::memop::{Caps, DevicePtr};
 use module::Module;
 use stream::{DriverEvent, DriverStream};
 
-pub(super) use calls::{Called, Driver, Handle, MISSING, OK, Physical};
+pub(super) use calls::{Called, Driver, Handle, MISSING, OK, Physical, call, optional};
 pub(super) use context::{Context, check};
-pub(super) use open::{Opened, adopt_stream, by_local_rank, chain, keep_owner, open, raw_stream};
+pub(super) use open::{
+    Opened, adopt_stream, by_local_rank, chain, keep_owner, number, open, raw_stream,
+};
 
 /// A GPU of a driver, in the application's context.
 pub(super) struct DriverRuntime {

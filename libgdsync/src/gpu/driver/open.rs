@@ -177,3 +177,13 @@ pub(in crate::gpu) fn chain(e: &dyn std::error::Error) -> String {
     }
     text
 }
+
+/// A number of the GPU with this UUID that is the same in every process, and not 0.
+pub(in crate::gpu) fn number(uuid: Option<[u8; 16]>) -> u64 {
+    let Some(uuid) = uuid else {
+        // GPUs without a UUID must count as the same GPU, because they may be.
+        return 1;
+    };
+    let half = |bytes: &[u8]| bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b));
+    (half(&uuid[..8]) ^ half(&uuid[8..])).max(1)
+}

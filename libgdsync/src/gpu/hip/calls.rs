@@ -11,31 +11,11 @@ use gdsync_sys::hip::{Hip, HipResult, Hsa, consts};
 
 use super::{code, device, exported, submit};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{Called, Context, Driver, Handle, MISSING, OK, Physical, elf};
+use crate::gpu::driver::{
+    Called, Context, Driver, Handle, MISSING, OK, Physical, call, elf, optional,
+};
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::{DevicePtr, Op, Width};
-
-/// Calls a function of the table. The callers of this file's functions uphold its conditions.
-macro_rules! call {
-    ($hip:ident.$name:ident($($arg:expr),* $(,)?)) => {
-        Called {
-            // SAFETY: the caller's promise.
-            code: unsafe { ($hip.$name)($($arg),*) }.0,
-            call: stringify!($name),
-        }
-    };
-}
-
-/// As `call`, a function that the release may lack.
-macro_rules! optional {
-    ($hip:ident.$name:ident($($arg:expr),* $(,)?)) => {
-        Called {
-            // SAFETY: the caller's promise.
-            code: $hip.$name.map_or(MISSING, |call| unsafe { call($($arg),*) }.0),
-            call: stringify!($name),
-        }
-    };
-}
 
 /// A function that HIP does not have.
 const fn lacks(call: &'static str) -> Called {

@@ -23,7 +23,7 @@ const CACHE: &str = "GDS_HIP_CACHE";
 /// # Errors
 /// `Unsupported` if the image has no code for the device and HIPRTC is missing or refuses the source.
 pub(super) fn of(hip: &Hip, context: &Context, image: &KernelImage) -> Result<Cow<'static, [u8]>> {
-    let Some(target) = device::architecture(hip, context.device) else {
+    let Some(target) = device::hip_architecture(hip, context.device) else {
         let what = format!("HIP does not name the architecture of {}", context.name());
         return Err(Error::new(OPERATION, Kind::Unsupported, what));
     };

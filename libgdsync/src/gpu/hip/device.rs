@@ -7,6 +7,7 @@ use gdsync_sys::hip::types::{hipDeviceProp_tR0000, hipDeviceProp_tR0600, hipUUID
 use gdsync_sys::hip::{Hip, HipResult, consts};
 
 use super::submit;
+use crate::error::Kind;
 use crate::gpu::driver::Context;
 use crate::gpu::identity::Device;
 use crate::gpu::{GpuIdentity, Unreachable, WaitLimits};
@@ -52,36 +53,28 @@ pub(super) fn pci(hip: &Hip, device: i32) -> Option<String> {
 }
 
 /// The architecture of a device, such as `gfx942:sramecc+:xnack-`.
-pub(super) fn architecture(hip: &Hip, device: i32) -> Option<String> {
-    let name = |chars: &[std::ffi::c_char; 256]| {
-        let bytes: Vec<u8> = chars.iter().map(|c| *c as u8).collect();
-        let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?;
-        (!text.is_empty()).then(|| text.to_owned())
+pub fn hip_architecture(hip: &Hip, device: i32) -> Option<String> {
+    let name = if let Some(get) = hip.hipGetDevicePropertiesR0600 {
+        // SAFETY: numbers and addresses, for which zeros are valid.
+        let mut all: hipDeviceProp_tR0600 = unsafe { std::mem::zeroed() };
+        // SAFETY: the structure has the layout of this function.
+        let asked = unsafe { get(&mut all, device) };
+        asked.is_success().then_some(all.gcn_arch_name)
+    } else {
+        let get = hip.hipGetDeviceProperties?;
+        // SAFETY: as above.
+        let mut all: hipDeviceProp_tR0000 = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let asked = unsafe { get(&mut all, device) };
+        asked.is_success().then_some(all.gcn_arch_name)
     };
-    if let Some(get) = hip.hipGetDevicePropertiesR0600 {
-        let mut all = std::mem::MaybeUninit::<hipDeviceProp_tR0600>::zeroed();
-        // SAFETY: stores the structure, which consists of numbers and addresses.
-        return unsafe {
-            let asked = get(all.as_mut_ptr(), device);
-            asked
-                .is_success()
-                .then(|| name(&all.assume_init().gcn_arch_name))
-        }
-        .flatten();
-    }
-    let get = hip.hipGetDeviceProperties?;
-    let mut all = std::mem::MaybeUninit::<hipDeviceProp_tR0000>::zeroed();
-    // SAFETY: as above.
-    unsafe {
-        let asked = get(all.as_mut_ptr(), device);
-        asked
-            .is_success()
-            .then(|| name(&all.assume_init().gcn_arch_name))
-    }
-    .flatten()
+    let bytes = name?.map(|c| c.cast_unsigned());
+    let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?;
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
-fn uuid(hip: &Hip, device: i32) -> Option<[u8; 16]> {
+/// The UUID of a device.
+pub(super) fn uuid(hip: &Hip, device: i32) -> Option<[u8; 16]> {
     let mut uuid = hipUUID::default();
     // SAFETY: stores 16 bytes.
     let asked = unsafe { (hip.hipDeviceGetUuid?)(&mut uuid, device) };
@@ -95,16 +88,6 @@ pub(super) fn identity(hip: &Hip, device: i32) -> GpuIdentity {
     let named = by_uuid.or_else(|| pci(hip, device).map(Device::HipPci));
     // A device that the runtime does not name at all has its ordinal, which is one of this process.
     GpuIdentity(named.unwrap_or_else(|| Device::HipPci(format!("ordinal {device}"))))
-}
-
-/// A number of the GPU that is the same in every process, and not 0.
-pub(super) fn number(hip: &Hip, device: i32) -> u64 {
-    let Some(uuid) = uuid(hip, device) else {
-        // GPUs without a UUID must count as the same GPU, because they may be.
-        return 1;
-    };
-    let half = |bytes: &[u8]| bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b));
-    (half(&uuid[..8]) ^ half(&uuid[8..])).max(1)
 }
 
 /// See [`Gpu::reaches`](crate::Gpu::reaches). Kernels of the device may access a peer from now on.
@@ -155,6 +138,23 @@ pub(super) fn flush_register(hip: &Hip, device: i32) -> Option<*mut u32> {
     (asked.is_success() && !at.is_null()).then_some(at)
 }
 
+/// The reason why a device cannot be used, as the kind of the error and a text; `None` if it can.
+pub fn hip_refusal(hip: &Hip, device: i32) -> Option<(Kind, &'static str)> {
+    let has = |which| attribute(hip, device, which);
+    let prohibited = consts::hipComputeModeProhibited as i32;
+    if has(consts::hipDeviceAttributeComputeMode) == prohibited {
+        Some((Kind::System, "its compute mode prohibits contexts"))
+    } else if has(consts::hipDeviceAttributeCanUseStreamWaitValue) == 0 {
+        let why = "its streams cannot wait for words (hipDeviceAttributeCanUseStreamWaitValue)";
+        Some((Kind::Unsupported, why))
+    } else if has(consts::hipDeviceAttributeFineGrainSupport) == 0 {
+        let why = "it has no fine-grained device memory (hipDeviceAttributeFineGrainSupport)";
+        Some((Kind::Unsupported, why))
+    } else {
+        None
+    }
+}
+
 /// The capabilities of a device's streams.
 pub fn hip_caps(hip: &Hip, device: i32) -> Caps {
     Caps {
@@ -180,7 +180,7 @@ pub(super) fn hip_wait_limits(queues: Option<&str>) -> WaitLimits {
     WaitLimits {
         channels,
         setting: "GPU_MAX_HW_QUEUES before the first use of HIP",
-        // One queue for copies of the library, and one for other streams.
+        // Two queues for streams that do not wait.
         streams: channels.saturating_sub(2).max(1),
         submissions: Some(SUBMISSIONS),
         multiprocessors: None,

@@ -22,7 +22,7 @@ mod submit;
 use super::Gpu;
 use super::runtime::Opener;
 
-pub use device::hip_caps;
+pub use device::{hip_architecture, hip_caps, hip_refusal};
 
 pub(super) const OPENER: Opener = Opener {
     name: "hip",

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use gdsync_sys::hip::{Hip, HipResult, consts};
 
-use super::device::{self, attribute, hip_caps, hip_wait_limits};
+use super::device::{self, attribute, hip_caps, hip_refusal, hip_wait_limits};
 use super::{OPENER, calls};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{self, Called, Opened};
@@ -74,19 +74,9 @@ pub(super) fn by_local_rank() -> Result<Gpu> {
 
 /// Refuses a device that the library does not support.
 fn check_device(hip: &Hip, device: i32) -> Result<()> {
-    let has = |which| attribute(hip, device, which);
-    let (kind, why) =
-        if has(consts::hipDeviceAttributeComputeMode) == consts::hipComputeModeProhibited as i32 {
-            (Kind::System, "its compute mode prohibits contexts")
-        } else if has(consts::hipDeviceAttributeCanUseStreamWaitValue) == 0 {
-            let why = "its streams cannot wait for words (hipDeviceAttributeCanUseStreamWaitValue)";
-            (Kind::Unsupported, why)
-        } else if has(consts::hipDeviceAttributeFineGrainSupport) == 0 {
-            let why = "it has no fine-grained device memory (hipDeviceAttributeFineGrainSupport)";
-            (Kind::Unsupported, why)
-        } else {
-            return Ok(());
-        };
+    let Some((kind, why)) = hip_refusal(hip, device) else {
+        return Ok(());
+    };
     let what = format!("{} cannot be used: {why}", device::name(hip, device));
     Err(Error::new(OPERATION, kind, what))
 }
@@ -121,7 +111,7 @@ impl Gpu {
                 name: device::name(hip, device),
                 alone: true,
                 caps: hip_caps(hip, device),
-                number: device::number(hip, device),
+                number: driver::number(device::uuid(hip, device)),
                 limits: WaitLimits {
                     multiprocessors: u32::try_from(all).ok().filter(|all| *all > 0),
                     ..hip_wait_limits(queues.as_deref())
