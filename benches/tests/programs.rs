@@ -395,7 +395,7 @@ fn columns_are_those_of_osu() {
 const SOFT: On = On {
     gpu: "soft",
     runtime: "soft",
-    library: None,
+    env: vec![],
 };
 
 #[test]

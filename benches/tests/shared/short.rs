@@ -1,6 +1,6 @@
 //! Every command in its short form, on any GPU: the command line, and checks of its report.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::process::Output;
 
 use serde_json::Value;
@@ -14,8 +14,8 @@ pub struct On {
     pub gpu: &'static str,
     /// Its runtime, as in reports.
     pub runtime: &'static str,
-    /// The library that replaces the system's libcuda, if any.
-    pub library: Option<PathBuf>,
+    /// Environment of the processes, such as a stand-in for the system's driver.
+    pub env: Vec<(&'static str, OsString)>,
 }
 
 /// A command in its short form: its name, its arguments, and the check of its report.
@@ -351,7 +351,7 @@ pub const SHORT: [Short; 48] = [
 fn run(words: &str, more: &[&str], on: &On) -> Output {
     let words: Vec<&str> = words.split(' ').chain(more.iter().copied()).collect();
     let mut command = mpbench(on.gpu, &words);
-    command.envs(on.library.iter().map(|path| ("GDS_CUDA_LIB", path)));
+    command.envs(on.env.iter().cloned());
     end(start(&mut command))
 }
 

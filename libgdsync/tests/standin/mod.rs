@@ -169,22 +169,30 @@ pub fn run(name: &str, library: &Path, variant: &Variant) {
 
 /// The library, rebuilt if its sources have changed.
 pub fn build(variant: &Variant) -> PathBuf {
+    build_with(variant, &[])
+}
+
+/// As [`build`], with the kernels in more folders, whose paths start at libgdsync's.
+pub fn build_with(variant: &Variant, kernels: &[&str]) -> PathBuf {
     // Also for packages beside gdsync.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../libgdsync");
-    let include = [
-        root.join("tests/standin"),
-        root.join("device"),
-        root.join("../libmp/device"),
-        root.join("../base/gdsync-build/device"),
-    ];
+    let join = |folders: &[&str]| -> Vec<PathBuf> {
+        let kernels = folders.iter().chain(kernels);
+        kernels.map(|folder| root.join(folder)).collect()
+    };
+    let kernels = join(&["device", "../libmp/device"]);
+    let include = join(&[
+        "tests/standin",
+        "device",
+        "../libmp/device",
+        "../base/gdsync-build/device",
+    ]);
     let mut sources = Vec::new();
-    for (folder, extension) in [
-        ("tests/standin", "cpp"),
-        ("device", "cu"),
-        ("../libmp/device", "cu"),
-        ("tests/kernels", "cpp"),
-    ] {
-        sources.extend(files(&root.join(folder), &[extension]));
+    for folder in ["tests/standin", "tests/kernels"] {
+        sources.extend(files(&root.join(folder), &["cpp"]));
+    }
+    for folder in &kernels {
+        sources.extend(files(folder, &["cu"]));
     }
     sources.retain(|source| !variant.driver.lacks(source));
     let mut hasher = DefaultHasher::new();
