@@ -22,6 +22,7 @@ fn main() {
     let hip = vec![
         (HIP_LIBRARY, library(Variant::HIP7)),
         ("STANDIN_VERSION", "70051831".into()),
+        ("GPU_MAX_HW_QUEUES", "16".into()),
     ];
     let mut trials = trials_on("stand-in", "cuda", cuda);
     trials.extend(trials_on("stand-in", "hip", hip));

@@ -99,9 +99,12 @@ const RINGS: [(&str, &[(&str, &str)]); 3] = [
     ),
 ];
 
+/// Opcode of an RDMA read in a doorbell's word (PRM, control segment).
+const READ: u64 = 0x10;
+
 impl Trace {
     /// Finds the doorbells of `sends` sends among the operations of stream `id`. Two forms of
-    /// doorbell writes may alternate. mp writes more doorbells: it returns credits to senders.
+    /// doorbell writes may alternate. Doorbells of RDMA reads are flushes and do not count. mp writes more doorbells: it returns credits to senders.
     /// `rings`: a send rings one; kernels may copy instead.
     ///
     /// # Errors
@@ -161,7 +164,18 @@ fn matches(line: &str, (begins, contains): (&str, &str)) -> bool {
 /// Number of occurrences of the steps, each in the line after the previous one.
 fn count(lines: &[String], steps: &[(&str, &str)]) -> u64 {
     let all = |w: &[String]| w.iter().zip(steps).all(|(line, step)| matches(line, *step));
-    lines.windows(steps.len()).filter(|w| all(w)).count() as u64
+    let sends = |w: &&[String]| all(w) && !w.iter().any(|line| reads(line));
+    lines.windows(steps.len()).filter(sends).count() as u64
+}
+
+/// Whether the line writes the doorbell of an RDMA read: bits 24 to 31 are the opcode.
+fn reads(line: &str) -> bool {
+    let word = line
+        .split_once(".uar")
+        .and_then(|(_, rest)| rest.split_once("= 0x"));
+    let word = word.and_then(|(_, word)| word.split(' ').next());
+    let word = word.and_then(|word| u64::from_str_radix(word, 16).ok());
+    word.is_some_and(|word| word >> 24 & 0xff == READ)
 }
 
 #[cfg(test)]
@@ -215,6 +229,23 @@ mod tests {
         )
         .unwrap();
         assert!(both.by.starts_with(RINGS[0].0) && both.by.ends_with(RINGS[1].0));
+    }
+
+    #[test]
+    fn flushes_by_reads_do_not_count() {
+        let by_operations = "stream 3: 5 operations
+            write32 qp0x1001.record+0x4 = 0x55000000 fenced
+            write64 qp0x1001.uar+0x800 = 0x0301100010540000 fenced
+            wait32 qp0x1001.send-cq+0x153c Eq 0x00000000 mask 0x81000000
+            write32 qp0x1000.record+0x4 = 0x55000000 fenced
+            write64 qp0x1000.uar+0x800 = 0x020010000a540000 fenced";
+        let by_kernel = "stream 3: kernel, 2 operations
+            phase 2: ring qp0x1001.record+0x4 = 0x55000000, qp0x1001.uar+0x800 = 0x0301100010540000
+            phase 2: ring qp0x1000.record+0x4 = 0x55000000, qp0x1000.uar+0x800 = 0x020010000a540000";
+        for text in [by_operations, by_kernel] {
+            let trace = Trace::of(&lines(text), 3, 1, Layer::Gdsync, true).unwrap();
+            assert_eq!(trace.rung, 1);
+        }
     }
 
     #[test]

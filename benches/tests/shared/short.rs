@@ -421,7 +421,7 @@ fn names(report: &Value, at: &str, on: &On) {
     assert!(names["gpu"].as_str().unwrap().starts_with(on.runtime));
     let driver = names["driver"]["cuda"].as_str();
     assert_eq!(driver.is_some(), on.runtime == "cuda", "{names:#}");
-    let memory = if on.runtime == "cuda" {
+    let memory = if on.runtime != "soft" {
         "pinned"
     } else {
         "device"

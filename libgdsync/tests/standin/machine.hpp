@@ -266,8 +266,13 @@ int call(const char* name, Need need, Body body, Args... args) {
     return code;
 }
 
-// Streams and their one worker, engine.cpp.
+// Streams and their one worker, engine.cpp. The number of commands that a stream holds: HIP's
+// hardware queue has 16,384 packets, of which a memory operation takes two at most.
+#ifdef STANDIN_HIP
+constexpr u64 kStreamBound = 8192;
+#else
 constexpr u64 kStreamBound = 1020;
+#endif
 Stream* make_stream(Context* context);
 int enqueue(Lock& lock, Stream* stream, Command command, bool kernel = false);
 // Returns once everything enqueued in the context so far has run.
