@@ -56,8 +56,8 @@ has() { command -v "$1" >/dev/null 2>&1; }
 # Requirements of commands and steps beyond Rust, one a line: the command or step; a program, a
 # file or a Python module; the Debian package that contains it. A command installs all its
 # requirements before it builds anything, because build scripts and tests look for them. `build` is
-# for every command that compiles; `virt` and `hip_headers` are for the step unit with these words in
-# GDS_REQUIRE.
+# for every command that compiles; `virt` and `hip_headers` are for the steps unit and interop with
+# these words in GDS_REQUIRE.
 WANTS="
 build     cc                                gcc
 build     g++                               g++
@@ -109,7 +109,7 @@ lacking() {
 prepare() {
     local missing names packages word
     for word in virt hip_headers; do
-        case " $* ,${GDS_REQUIRE:-}," in *" unit "*,"$word",*) set -- "$@" "$word" ;; esac
+        case " $* ,${GDS_REQUIRE:-}," in *" unit "*,"$word",* | *" interop "*,"$word",*) set -- "$@" "$word" ;; esac
     done
     missing=$(lacking "$@")
     [ -n "$missing" ] || return 0

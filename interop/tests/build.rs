@@ -1,15 +1,17 @@
-//! Checks whether this machine has libibverbs, and a provider for the virtual NIC, for the tests.
+//! Checks whether this machine has libibverbs with a provider for the virtual NIC, and the headers of
+//! HIP, for the tests.
 
 use std::path::Path;
 
 fn main() {
-    println!("cargo::rustc-check-cfg=cfg(rdma_core)");
+    println!("cargo::rustc-check-cfg=cfg(rdma_core, hip_headers)");
     println!("cargo::rerun-if-changed=build.rs");
     let target = std::env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     let here = |name: &str| {
         let folders = [
             "/usr/lib64".to_owned(),
             "/usr/lib".to_owned(),
+            "/usr/include".to_owned(),
             format!("/usr/lib/{target}-linux-gnu"),
         ];
         let mut paths = folders.iter().map(|folder| Path::new(folder).join(name));
@@ -22,5 +24,8 @@ fn main() {
     };
     if here("libibverbs.so.1") && here("libmlx5.so.1") {
         println!("cargo::rustc-cfg=rdma_core");
+    }
+    if here("hip/hip_runtime_api.h") {
+        println!("cargo::rustc-cfg=hip_headers");
     }
 }

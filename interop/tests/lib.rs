@@ -3,15 +3,22 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The path of an example of this workspace. Cargo builds the example when it tests the whole
-/// workspace.
+/// The path of an example of this workspace.
 ///
 /// # Panics
 /// If the example is absent.
 pub fn example(name: &str) -> PathBuf {
+    built(&format!("examples/{name}"))
+}
+
+/// The path of a file that cargo builds when it tests the whole workspace.
+///
+/// # Panics
+/// If the file is absent.
+pub fn built(name: &str) -> PathBuf {
     let here = std::env::current_exe().expect("a test has a file");
     let profile = here.ancestors().nth(2).expect("profile/deps/test");
-    let path = profile.join("examples").join(name);
+    let path = profile.join(name);
     assert!(
         path.exists(),
         "{} is not built: test the whole workspace",

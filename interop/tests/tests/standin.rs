@@ -3,6 +3,9 @@
 //! A process has one libcuda, so its callers here run in processes of their own: the examples, or
 //! this program again for an ignored test.
 
+#[path = "../../../libgdsync/tests/standin/mod.rs"]
+mod standin;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock, Weak};
@@ -12,64 +15,21 @@ use gdsync::gpu::{Condition, MemoryKind};
 use gdsync::rdma::{Access, Descriptor, Device, Qp, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 use interop_tests::run;
+use standin::Variant;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).unwrap();
-    let paths = entries.map(|entry| entry.unwrap().path());
-    let mut found: Vec<_> = paths
-        .filter(|path| path.extension().is_some_and(|e| e == extension))
-        .collect();
-    found.sort();
-    found
-}
-
-/// The stand-in with the functions of `more.cpp`, compiled once.
+/// The stand-in with the functions of `more.cpp`.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(build)
-}
-
-fn build() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let gdsync = here.join("../../libgdsync");
-    let include = [
-        gdsync.join("tests/standin"),
-        gdsync.join("device"),
-        gdsync.join("../base/gdsync-build/device"),
-    ];
-    let mut sources = files(&gdsync.join("tests/standin"), "cpp");
-    sources.extend(files(&gdsync.join("device"), "cu"));
-    sources.extend(files(&gdsync.join("tests/kernels"), "cpp"));
-    sources.push(here.join("more.cpp"));
-
-    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("standin");
-    std::fs::create_dir_all(&out).unwrap();
-    let library = out.join("libcuda.so.1");
-    let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
-    let mut command = Command::new(compiler);
-    command.args(["-std=c++17", "-shared", "-fPIC", "-O0", "-pthread"]);
-    // Fibers switch between stacks, which the fortified longjmp reports as an error.
-    command.arg("-U_FORTIFY_SOURCE");
-    // The library has a thread that never ends, so it is never unloaded.
-    command.args([
-        "-Wl,-Bsymbolic",
-        "-Wl,-z,nodelete",
-        "-Wl,-soname,libcuda.so.1",
-    ]);
-    command.args(include.iter().flat_map(|folder| [Path::new("-I"), folder]));
-    command
-        .args(["-x", "c++"])
-        .args(sources)
-        .arg("-o")
-        .arg(&library);
-    assert!(command.status().expect("a C++ compiler").success());
-    // cudarc looks for this file name first.
-    let plain = out.join("libcuda.so");
-    let _ = std::fs::remove_file(&plain);
-    std::os::unix::fs::symlink("libcuda.so.1", &plain).unwrap();
-    library
+    LIBRARY.get_or_init(|| {
+        let library = standin::build_with(&Variant::default(), &["../interop/tests"]);
+        // cudarc looks for this file name first.
+        let plain = library.with_file_name("libcuda.so");
+        let _ = std::fs::remove_file(&plain);
+        std::os::unix::fs::symlink(&library, &plain).unwrap();
+        library
+    })
 }
 
 #[test]

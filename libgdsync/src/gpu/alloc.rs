@@ -158,9 +158,10 @@ impl Gpu {
         }
     }
 
-    /// Adopts memory that the application allocated in this GPU's CUDA context: device memory or
-    /// pinned host memory. The pages of managed memory (`cuMemAllocManaged`) move between GPU and host;
-    /// NICs cannot access it.
+    /// Adopts memory that the application allocated on this GPU by CUDA, in this GPU's context, or by
+    /// HIP: device memory or pinned host memory. The pages of managed memory (`cuMemAllocManaged`,
+    /// `hipMallocManaged`) move between GPU and host; NICs cannot access it. Words in coarse-grained
+    /// memory of HIP (`hipMalloc`) are refused when they are created; such memory may carry messages.
     ///
     /// # Safety
     /// The memory stays allocated as long as anything can reach the region: handles, registrations,
@@ -172,9 +173,9 @@ impl Gpu {
     /// process ends. [`Gpu::adopt_owned`] reports when the memory is unused.
     ///
     /// # Errors
-    /// `Foreign` if this GPU is not a CUDA GPU; `Invalid` for length 0, or if the range is not
-    /// inside one allocation of this context; `Unsupported` for managed memory; `System`,
-    /// `DeviceLost` if the driver refuses.
+    /// `Foreign` if this GPU is a soft GPU; `Invalid` for length 0, or if the range is not inside one
+    /// allocation of this context; `Unsupported` for managed memory; `System`, `DeviceLost` if the
+    /// driver refuses.
     pub unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Region> {
         // SAFETY: the caller's promise.
         unsafe { self.adopt_with(at, len, None) }

@@ -172,41 +172,36 @@ pub fn build(variant: &Variant) -> PathBuf {
     build_with(variant, &[])
 }
 
-/// As [`build`], with the kernels in more folders, whose paths start at libgdsync's.
-pub fn build_with(variant: &Variant, kernels: &[&str]) -> PathBuf {
-    // Also for packages beside gdsync.
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../libgdsync");
-    let join = |folders: &[&str]| -> Vec<PathBuf> {
-        let kernels = folders.iter().chain(kernels);
-        kernels.map(|folder| root.join(folder)).collect()
-    };
-    let kernels = join(&["device", "../libmp/device"]);
-    let include = join(&[
+/// As [`build`], with kernels and functions in more folders, whose paths start at libgdsync's.
+pub fn build_with(variant: &Variant, more: &[&str]) -> PathBuf {
+    // Also for packages beside gdsync, and for those of other workspaces.
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut above = package.ancestors().map(|folder| folder.join("libgdsync"));
+    let root = above.find(|root| root.exists()).unwrap();
+    let folders = [
         "tests/standin",
+        "tests/kernels",
         "device",
         "../libmp/device",
         "../base/gdsync-build/device",
-    ]);
-    let mut sources = Vec::new();
-    for folder in ["tests/standin", "tests/kernels"] {
-        sources.extend(files(&root.join(folder), &["cpp"]));
-    }
-    for folder in &kernels {
-        sources.extend(files(folder, &["cu"]));
-    }
-    sources.retain(|source| !variant.driver.lacks(source));
+    ];
+    let folders = folders.iter().chain(more).map(|folder| root.join(folder));
+    let folders: Vec<PathBuf> = folders.collect();
     let mut hasher = DefaultHasher::new();
-    for folder in include.iter().chain([&root.join("tests/kernels")]) {
+    let mut sources = Vec::new();
+    for folder in &folders {
         for file in files(folder, &["cpp", "hpp", "cu"]) {
             (&file, std::fs::read(&file).unwrap()).hash(&mut hasher);
         }
+        sources.extend(files(folder, &["cpp", "cu"]));
     }
+    sources.retain(|source| !variant.driver.lacks(source));
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("standin-{:x}", hasher.finish()));
     // Both stand-ins for HIP have the same objects.
     let hip = variant.driver != Driver::Cuda;
     let objects = out.join(if hip { "objects-hip" } else { "objects" });
     if !objects.exists() {
-        once(&objects, |folder| compile(&sources, &include, hip, folder));
+        once(&objects, |folder| compile(&sources, &folders, hip, folder));
     }
     let soname = variant.driver.soname();
     let name = format!("{soname}-{}", variant.without.unwrap_or("all"));

@@ -1,0 +1,200 @@
+//! The C interface of `include/gdsync_hip.h`, for C++ programs that use HIP: messages between two
+//! buffers, on a stream of the program. It is an example of `Gpu::hip_stream_owned` and
+//! `Gpu::adopt_owned`, and a start for the interface that a program needs.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use gdsync::gpu::DevicePtr;
+use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, Work};
+use gdsync::{Gpu, Stream};
+
+/// Time limit for the messages of a pair.
+const LIMIT: Duration = Duration::from_secs(20);
+
+type Failed = Box<dyn std::error::Error>;
+
+/// A `gdsync_hip_pair`.
+pub struct Pair {
+    /// `None` after the stream has executed all messages.
+    open: Option<Open>,
+    /// Disconnected when the library no longer uses the program's stream and buffers: it holds a
+    /// sender with each of them.
+    unused: Receiver<()>,
+}
+
+struct Open {
+    stream: Stream,
+    a: Qp,
+    b: Qp,
+    source: Mr,
+    target: Mr,
+    len: u32,
+    _pd: Pd,
+}
+
+impl Open {
+    /// # Safety
+    /// Stream and buffers stay valid until `used` and its clones are dropped. No Rust reference to
+    /// the buffers is used meanwhile.
+    unsafe fn new(
+        device: u32,
+        stream: *mut c_void,
+        buffers: [*mut c_void; 2],
+        len: usize,
+        used: Sender<()>,
+    ) -> Result<Open, Failed> {
+        let gpu = Gpu::hip(device)?;
+        // SAFETY: the caller's promise.
+        let stream = unsafe { gpu.hip_stream_owned(stream, Box::new(used.clone())) }?;
+        let pd = Device::emulated(&gpu)?.alloc_pd()?;
+        let register = |at: *mut c_void| {
+            let used = Box::new(used.clone());
+            // SAFETY: the caller's promise.
+            let region = unsafe { gpu.adopt_owned(DevicePtr(at as u64), len, used) }?;
+            pd.register(&region, Access::ALL)
+        };
+        let [source, target] = [register(buffers[0])?, register(buffers[1])?];
+        let config = QpConfig::default();
+        let (mut a, mut b) = (pd.create_qp(&config)?, pd.create_qp(&config)?);
+        a.connect(&b.address())?;
+        b.connect(&a.address())?;
+        Ok(Open {
+            stream,
+            a,
+            b,
+            source,
+            target,
+            len: len.try_into()?,
+            _pd: pd,
+        })
+    }
+
+    fn send(&mut self) -> Result<(), Failed> {
+        let receive = self.b.prepare_receive(&[self.target.sge(0, self.len)])?;
+        self.b.post_receive(receive)?;
+        let payload = [self.source.sge(0, self.len)];
+        let send = self.a.prepare(&Work::send(&payload).signaled())?;
+        let sent = [Descriptor::Send(send), Descriptor::wait(send)];
+        self.a.post_on(&self.stream, &sent)?;
+        let arrived = [Descriptor::wait_flushed(receive)];
+        self.b.post_on(&self.stream, &arrived)?;
+        Ok(())
+    }
+}
+
+impl Pair {
+    /// # Safety
+    /// As the header says.
+    unsafe fn open(
+        device: c_int,
+        stream: *mut c_void,
+        buffers: [*mut c_void; 2],
+        len: usize,
+    ) -> Result<Pair, Failed> {
+        let device = device.try_into()?;
+        let (used, unused) = channel();
+        // SAFETY: the caller keeps them until `close` succeeds, or until this function has failed.
+        let open = unsafe { Open::new(device, stream, buffers, len, used) };
+        let mut pair = Pair { open: None, unused };
+        match open {
+            Ok(open) => pair.open = Some(open),
+            Err(e) => {
+                pair.close()?;
+                return Err(e);
+            }
+        }
+        Ok(pair)
+    }
+
+    fn send(&mut self) -> Result<(), Failed> {
+        let open = self.open.as_mut();
+        open.ok_or("send: the pair is closed, except for objects that are still in use")?
+            .send()
+    }
+
+    /// Waits until the stream has executed all messages and the library uses nothing of the
+    /// program's.
+    fn close(&mut self) -> Result<(), Failed> {
+        if let Some(open) = &self.open
+            && !open.stream.synchronize(LIMIT)?
+        {
+            return Err(format!("close: messages are not executed (limit {LIMIT:?})").into());
+        }
+        self.open = None;
+        match self.unused.recv_timeout(LIMIT) {
+            Err(RecvTimeoutError::Disconnected) => Ok(()),
+            _ => Err(format!("close: stream or buffers are in use (limit {LIMIT:?})").into()),
+        }
+    }
+}
+
+thread_local! {
+    static ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// 0, or -1 and the error in `ERROR`.
+fn code(result: Result<(), Failed>) -> c_int {
+    let Err(e) = result else {
+        return 0;
+    };
+    let text = CString::new(e.to_string().replace('\0', " ")).unwrap_or_default();
+    ERROR.set(text);
+    -1
+}
+
+/// `gdsync_hip_open`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_hip_open(
+    device: c_int,
+    stream: *mut c_void,
+    from: *mut c_void,
+    to: *mut c_void,
+    len: usize,
+    out: *mut *mut Pair,
+) -> c_int {
+    let open = || -> Result<(), Failed> {
+        // SAFETY: the caller's promise.
+        let pair = unsafe { Pair::open(device, stream, [from, to], len) }?;
+        // SAFETY: the caller passes a place for the pointer.
+        unsafe { out.write(Box::into_raw(Box::new(pair))) };
+        Ok(())
+    };
+    code(open())
+}
+
+/// `gdsync_hip_send`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_hip_send(pair: *mut Pair) -> c_int {
+    // SAFETY: `gdsync_hip_open` made it, and no other thread uses it.
+    code(unsafe { (*pair).send() })
+}
+
+/// `gdsync_hip_close`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_hip_close(pair: *mut Pair) -> c_int {
+    // SAFETY: `gdsync_hip_open` made it, and no other thread uses it.
+    let closed = unsafe { (*pair).close() };
+    if closed.is_ok() {
+        // SAFETY: as above; the caller no longer uses it.
+        drop(unsafe { Box::from_raw(pair) });
+    }
+    code(closed)
+}
+
+/// `gdsync_hip_error`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdsync_hip_error() -> *const c_char {
+    ERROR.with_borrow(|text| text.as_ptr())
+}
