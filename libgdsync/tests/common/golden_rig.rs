@@ -15,6 +15,11 @@ pub fn cuda() -> Caps {
     SoftOptions::cuda().caps
 }
 
+/// The capabilities of HIP, with its limit of a submission.
+pub fn hip() -> Caps {
+    SoftOptions::hip().caps.batch_limit(8)
+}
+
 /// A recorder of the operations that streams get.
 pub trait Watch {
     /// Starts a new record.
@@ -44,10 +49,11 @@ pub fn renumber(line: &str, streams: &[Stream; 2]) -> String {
     line
 }
 
-/// A program whose trace is in the file `tests/golden/NAME.txt`, for a GPU of these capabilities
-/// and queue pairs of this configuration.
+/// A program for a GPU of these capabilities and queue pairs of this configuration. Its trace is in
+/// the file `tests/golden/TRACE.txt`.
 pub struct Program {
     pub name: &'static str,
+    pub trace: &'static str,
     pub caps: Caps,
     config: QpConfig,
     post: fn(&mut Rig),
@@ -59,7 +65,13 @@ impl Program {
         println!("{}", self.name);
         let mut rig = rig(make(self.caps), self.config.clone());
         (self.post)(&mut rig);
-        rig.finish(self.name);
+        rig.finish(self.trace);
+    }
+
+    /// The program has the same trace as another one.
+    fn traced_as(mut self, trace: &'static str) -> Program {
+        self.trace = trace;
+        self
     }
 }
 
@@ -74,7 +86,7 @@ pub fn programs() -> Vec<Program> {
     let narrow = with(|caps| caps.memops64 = false);
     let bare = with(|caps| (caps.memops64, caps.nor, caps.fence) = (false, false, false));
     let full = with(|caps| (caps.inline_copy, caps.mask) = (true, true));
-    let hip = SoftOptions::hip().caps;
+    let hip = hip();
     let masked = with(|caps| (caps.mask, caps.nor) = (true, false));
     // Flushes by the CPU, which the stream requests by a word.
     let host = with(|caps| caps.flush = false);
@@ -82,6 +94,7 @@ pub fn programs() -> Vec<Program> {
     let read = with(|caps| (caps.flush, caps.host_flush) = (false, false));
     let program = |name, caps, config, post| Program {
         name,
+        trace: name,
         caps,
         config,
         post,
@@ -103,17 +116,24 @@ pub fn programs() -> Vec<Program> {
         program("flushes-read", read, small(), flushes),
         program("flushes-read-kernel", read, by_kernel(), flushes),
         program("laps-hip", hip, small(), laps),
-        program("laps-hip-kernel", hip, by_kernel(), laps),
+        program("laps-hip-kernel", hip, by_kernel(), laps).traced_as("laps-kernel"),
         program("laps-hip-cpu-thread", hip, by_cpu_thread(), laps),
+        program("edges-hip", hip, small(), edges).traced_as("edges-ring"),
+        program("edges-hip-kernel", hip, by_kernel(), edges).traced_as("edges-kernel"),
+        program("edges-hip-cpu-thread", hip, by_cpu_thread(), edges).traced_as("edges-cpu-thread"),
         program("flushes-hip", hip, small(), flushes),
         program("waits-cuda", cuda(), small(), waits),
         program("waits-hip", hip, small(), waits),
         program("words-full", full, small(), words),
         program("words-cuda", cuda(), small(), words),
         program("words-bare", bare, small(), words),
+        program("words-hip", hip, small(), words),
         program("aborts-patches-limits", cuda(), longer(small()), aborts),
+        program("aborts-patches-limits-hip", hip, longer(small()), aborts),
         program("row-memops", cuda(), longer(small()), row),
         program("row-kernel", cuda(), longer(by_kernel()), row),
+        program("row-hip", hip, longer(small()), row),
+        program("row-hip-kernel", hip, longer(by_kernel()), row).traced_as("row-kernel"),
     ]
 }
 
