@@ -1,11 +1,13 @@
-//! A HIP GPU that is lost in the middle of a list, of a wait, of a copy: errors are typed and carry the
-//! code, no call hangs, and dropping the remaining objects reports nothing.
+//! HIP that fails during a run: unknown error codes, and a GPU that is lost in the middle of a list, of
+//! a wait, of a copy. Errors are typed and carry the code, no call hangs, and dropping the remaining
+//! objects reports nothing.
 
 mod common;
 mod standin;
 
 use common::*;
-use gdsync::gpu::Condition;
+use gdsync::gpu::{Condition, Dims};
+use gdsync::rdma::Descriptor;
 use standin::{Control, Variant, inside, until};
 
 /// HIP's code for a kernel that failed.
@@ -19,7 +21,7 @@ fn each_later_call_says_that_the_gpu_is_lost() {
     let stream = gpu.stream().unwrap();
     let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
     let gate = memory.word32(0).unwrap();
-    let wait = gdsync::rdma::Descriptor::wait_value(&gate, Condition::Eq, 1);
+    let wait = Descriptor::wait_value(&gate, Condition::Eq, 1);
     post_on(&stream, &mut [], &[wait]).unwrap();
     until("the stream waits", || control.waiting() == 1);
     control.lose_device(LAUNCH_FAILURE, 0);
@@ -60,4 +62,105 @@ fn a_list_that_loses_the_gpu_ends() {
     });
     assert_eq!(error.unwrap().kind(), Kind::DeviceLost);
     assert_eq!(words[11].load().unwrap(), 0);
+}
+
+/// A code that no release has.
+const UNKNOWN: i32 = 4242;
+
+/// For each call that enqueues, allocates or queries: the error carries the code, and the next call
+/// works.
+#[test]
+fn codes_never_seen_before() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let stream = gpu.stream().unwrap();
+    let code = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/device/hip/gds_kernels.gfx942.co"
+    );
+    let code = std::fs::read(code).unwrap();
+    let module = gpu.load_module(&code).unwrap();
+    let kernel = module.kernel("gds_fill").unwrap();
+    let pinned = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let device = gpu.alloc(MemoryKind::Device, 64).unwrap();
+    let (from, to) = (pinned.span(0, 8).unwrap(), device.span(8, 8).unwrap());
+    let word = pinned.word32(0).unwrap();
+    let wide = pinned.word64(8).unwrap();
+    let event = stream.record().unwrap();
+    let page = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
+    // SAFETY: the layout is not empty; the memory is leaked, so it outlives its users.
+    let page = unsafe { std::alloc::alloc_zeroed(page) };
+    let each = |name: &str, attempt: &mut dyn FnMut() -> gdsync::Result<()>| {
+        until("the stream ends", || stream.is_idle().unwrap());
+        control.fail(name, UNKNOWN, 0);
+        let error = attempt().expect_err(name);
+        control.fail(name, 0, 0);
+        assert_eq!(error.kind(), Kind::System, "{name}: {error:?}");
+        let text = error.to_string();
+        assert!(text.contains(&UNKNOWN.to_string()), "{name}: {text}");
+        attempt().unwrap_or_else(|e| panic!("{name}: {e}"));
+    };
+    let post = |list: &[Descriptor<'_>]| post_on(&stream, &mut [], list);
+
+    each("hipStreamWriteValue32", &mut || post(&[write32(&word, 1)]));
+    each("hipStreamWriteValue64", &mut || post(&[write64(&wide, 1)]));
+    each("hipStreamWaitValue32", &mut || {
+        post(&[Descriptor::wait_value(&word, Condition::Nor, 0)])
+    });
+    each("hipStreamWaitValue64", &mut || {
+        post(&[Descriptor::wait_value(&wide, Condition::Nor, 0)])
+    });
+    each("hipModuleLaunchKernel", &mut || {
+        let fill = gdsync::internals::Fill::default();
+        // SAFETY: fills nothing.
+        unsafe { stream.launch(&kernel, Dims::linear(1, 64), fill.bytes()) }
+    });
+    each("hipMemcpyAsync", &mut || stream.copy(&to, &from));
+    each("hipStreamIsCapturing", &mut || {
+        stream.is_capturing().map(drop)
+    });
+    each("hipStreamQuery", &mut || stream.is_idle().map(drop));
+    each("hipEventQuery", &mut || event.is_done().map(drop));
+    each("hipEventCreateWithFlags", &mut || stream.record().map(drop));
+    each("hipEventRecord", &mut || stream.record().map(drop));
+    each("hipStreamWaitEvent", &mut || stream.wait_event(&event));
+    each("hipStreamCreateWithFlags", &mut || {
+        // More streams than the library creates ahead.
+        let streams = (0..40).map(|_| gpu.stream());
+        streams.collect::<gdsync::Result<Vec<_>>>().map(drop)
+    });
+    for name in ["hipHostRegister", "hipHostGetDevicePointer"] {
+        // With a registration of its own.
+        each(name, &mut || {
+            gpu.alloc(MemoryKind::Pinned, 1 << 20).map(drop)
+        });
+    }
+    each("hipHostRegister", &mut || {
+        // SAFETY: a page that is never freed.
+        unsafe { gpu.register_host(page, 4096) }.map(drop)
+    });
+    each("hipMemsetD8Async", &mut || {
+        gpu.alloc(MemoryKind::Device, 64).map(drop)
+    });
+    each("hipMemcpyDtoHAsync", &mut || device.read(0, &mut [0; 64]));
+    each("hipMemcpyHtoDAsync", &mut || device.write(0, &[1]));
+    each("hipModuleLoadData", &mut || {
+        gpu.load_module(&code).map(drop)
+    });
+    each("hipModuleGetFunction", &mut || {
+        module.kernel("gds_fill").map(drop)
+    });
+    for name in ["hipMemCreate", "hipMemMap", "hipMemSetAccess"] {
+        each(name, &mut || gpu.alloc_exportable(64).map(drop));
+    }
+    each("hipMemExportToShareableHandle", &mut || {
+        device.share().map(drop)
+    });
+    each("hipMemGetHandleForAddressRange", &mut || {
+        device.dma_buf().map(drop)
+    });
+    post(&[write32(&word, 7)]).unwrap();
+    until("the stream ends", || stream.is_idle().unwrap());
+    assert_eq!(word.load().unwrap(), 7);
 }

@@ -283,9 +283,10 @@ impl Gpu {
     /// load until the waits have passed.
     ///
     /// # Errors
-    /// `Unsupported` on CUDA for an image without PTX, and on a software GPU for an image that was
-    /// built without the feature `soft` of `gdsync-build`; `Invalid` for PTX that the driver does
-    /// not accept; `System` if the driver refuses for another reason.
+    /// `Unsupported` on CUDA for an image without PTX, on HIP for an image without code for this GPU
+    /// or source for it, and on a software GPU for an image that was built without the feature `soft`
+    /// of `gdsync-build`; `Invalid` for code that the driver does not accept; `System` if the driver
+    /// refuses for another reason.
     pub fn load(&self, image: &KernelImage) -> Result<Module> {
         Ok(Module {
             gpu: self.clone(),
@@ -293,9 +294,9 @@ impl Gpu {
         })
     }
 
-    /// Loads CUDA code that was compiled elsewhere: PTX (text, with or without a zero byte at its
-    /// end), a cubin or a fatbin. Call it before any stream of the context waits: the driver blocks
-    /// a load until the waits have passed. Each call loads the code again.
+    /// Loads code that was compiled elsewhere: for CUDA, PTX (text, with or without a zero byte at its
+    /// end), a cubin or a fatbin; for HIP, a code object. Call it before any stream of the context
+    /// waits: the driver blocks a load until the waits have passed. Each call loads the code again.
     ///
     /// # Errors
     /// `Unsupported` on a software GPU, which runs a [`KernelImage`]; `Invalid` if `image` is not
