@@ -17,6 +17,7 @@ use crate::request::zero_sm::Way;
 const PART: u64 = 4 << 20;
 
 /// How a message ends.
+#[derive(Debug, PartialEq, Eq)]
 enum End {
     With(Status, u64),
     /// The message of this length is longer than its receive, as the other rank says; streams of this rank may
@@ -24,6 +25,24 @@ enum End {
     Cut(u64),
     /// Once the CPU has copied it.
     Copied,
+}
+
+/// How a message to the memory of a receive with this room ends, if it has.
+fn end_of_direct(entries: &Entries, number: u64, room: u64) -> Option<End> {
+    let (sent, cut) = (
+        entries.has(number, Field::Sent),
+        entries.has(number, Field::Cut),
+    );
+    // Behind the words that follow it: the entry may have the length of an earlier message before.
+    let len = entries.load(number, Field::Len);
+    match (sent, cut) {
+        // The peer has stored more than the receive has room for, or says so.
+        (true, _) if len > room => Some(End::With(Status::BAD_RESPONSE, 0)),
+        (true, _) => Some(End::With(Status::SUCCESS, len)),
+        (false, true) if len > room => Some(End::Cut(len)),
+        (false, true) => Some(End::With(Status::BAD_RESPONSE, 0)),
+        (false, false) => None,
+    }
 }
 
 /// Whether the sender of a message in a slot has given this rank up, and may have written another message there.
@@ -89,15 +108,7 @@ impl Engine {
         }
         let has = |field| channel.entries.has(number, field);
         if message.way == Way::Direct {
-            let len = channel.entries.load(number, Field::Len);
-            return match (has(Field::Sent), has(Field::Cut)) {
-                // The peer has stored more than the receive has room for, or says so.
-                (true, _) if len > entry.len => Some(End::With(Status::BAD_RESPONSE, 0)),
-                (true, _) => Some(End::With(Status::SUCCESS, len)),
-                (false, true) if len > entry.len => Some(End::Cut(len)),
-                (false, true) => Some(End::With(Status::BAD_RESPONSE, 0)),
-                (false, false) => None,
-            };
+            return end_of_direct(&channel.entries, number, entry.len);
         }
         // Loaded behind `done`.
         let done = message.claimed.is_some().then(|| has(Field::Done));
@@ -207,5 +218,61 @@ impl Engine {
                 state.requests.set_result(key, status, 0);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use gdsync::Gpu;
+    use gdsync::rdma::Device;
+
+    use super::*;
+    use crate::path::Paths;
+    use crate::two_sided::zero_sm::{ENTRIES, Recvs};
+
+    /// The entry is used again: its length is that of an earlier message until the sender stores the new one,
+    /// in front of `sent` or `cut`.
+    #[test]
+    fn length_is_that_of_the_message_that_was_sent() {
+        const MESSAGES: u64 = 100_000;
+        const ROOM: u64 = 64;
+        let gpu = Gpu::soft().unwrap();
+        let paths = Paths::for_test(&Device::emulated(&gpu).unwrap()).with_mapped(2);
+        let entries = Recvs::make(&paths, 128).unwrap().entries;
+        // Messages of one entry. Every second one is longer than the room.
+        let number = |i: u64| i * ENTRIES;
+        let len = |i: u64| if i % 2 == 0 { 1 + i % ROOM } else { ROOM + i };
+        let mut wrong = Vec::new();
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                for i in 1..MESSAGES {
+                    while !entries.has(number(i - 1), Field::Done) && i > 1 {
+                        thread::yield_now();
+                    }
+                    entries.store(number(i), Field::Len, len(i));
+                    let end = if i % 2 == 0 { Field::Sent } else { Field::Cut };
+                    entries.set(number(i), end);
+                }
+            });
+            for i in 1..MESSAGES {
+                let end = loop {
+                    match end_of_direct(&entries, number(i), ROOM) {
+                        None => thread::yield_now(),
+                        Some(end) => break end,
+                    }
+                };
+                let expected = match i % 2 {
+                    0 => End::With(Status::SUCCESS, len(i)),
+                    _ => End::Cut(len(i)),
+                };
+                if end != expected {
+                    wrong.push((i, end));
+                }
+                entries.set(number(i), Field::Done);
+            }
+        });
+        assert_eq!(wrong, []);
     }
 }
