@@ -9,21 +9,21 @@ use std::ffi::c_void;
 use common::*;
 use gdsync::gpu::{Condition, DevicePtr};
 use gdsync_sys::hip::{Hip, HipResult, consts};
-use standin::{Control, Variant, inside, until};
+use standin::{Control, Driver, HIP_LIBRARY, Variant, inside, until};
 
 fn hip() -> &'static Hip {
     Hip::get().unwrap()
 }
 
-/// Memory of the application: fine-grained, or coarse-grained as `hipMalloc` makes it.
+/// Memory of the application, 16 KiB: fine-grained, or coarse-grained as `hipMalloc` makes it.
 fn of_application(fine: bool) -> DevicePtr {
     let mut at: *mut c_void = std::ptr::null_mut();
     let flags = consts::hipDeviceMallocFinegrained;
     // SAFETY: stores an address.
     let made = unsafe {
         match fine {
-            true => (hip().hipExtMallocWithFlags)(&mut at, 4096, flags),
-            false => (hip().hipMalloc)(&mut at, 4096),
+            true => (hip().hipExtMallocWithFlags)(&mut at, 16384, flags),
+            false => (hip().hipMalloc)(&mut at, 16384),
         }
     };
     assert_eq!(made, HipResult::SUCCESS);
@@ -116,4 +116,49 @@ fn memory_is_freed_when_no_stream_waits() {
         control.live()["device"] == before["device"]
     });
     assert_eq!(control.blocked(), []);
+}
+
+/// Runs the test `name` on HIP 6 with the stand-in as the HSA runtime, too.
+fn with_hsa(name: &str, more: &[(&'static str, &'static str)]) {
+    let library = standin::build(&Variant::HIP6);
+    let path: &'static str = library.to_str().unwrap().to_owned().leak();
+    let env = [&[("GDS_HSA_LIB", path)], more].concat().leak();
+    standin::run(name, &library, &Variant::of(Driver::Hip6, None, env));
+}
+
+/// The HSA runtime exports a whole allocation, and says where in it a range is.
+#[test]
+fn hsa_exports_memory_to_nics() {
+    if std::env::var_os(HIP_LIBRARY).is_none() {
+        return with_hsa("hsa_exports_memory_to_nics", &[]);
+    }
+    let gpu = Gpu::hip(0).unwrap();
+    let at = of_application(false).0;
+    for start in [0, 64, 8192 + 64] {
+        // SAFETY: the memory is never freed.
+        let region = unsafe { gpu.adopt(DevicePtr(at + start), 64) }.unwrap();
+        assert_eq!(region.dma_buf().unwrap().1, start);
+    }
+    let memory = gpu.alloc(MemoryKind::Device, 64).unwrap();
+    memory.dma_buf().unwrap();
+    let pinned = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    assert_eq!(kind(pinned.dma_buf()), Some(Kind::Unsupported));
+}
+
+#[test]
+fn hsa_refuses_an_export() {
+    if std::env::var_os(HIP_LIBRARY).is_none() {
+        return with_hsa("hsa_refuses_an_export", &[("STANDIN_HSA", "4104")]);
+    }
+    let memory = Gpu::hip(0).unwrap().alloc(MemoryKind::Device, 64).unwrap();
+    let names = &["hsa_amd_portable_export_dmabuf"];
+    common::refused(memory.dma_buf(), Kind::Unsupported, None, names);
+}
+
+#[test]
+fn nothing_exports_memory() {
+    inside!(Variant::HIP6);
+    let memory = Gpu::hip(0).unwrap().alloc(MemoryKind::Device, 64).unwrap();
+    let names = &["hipMemGetHandleForAddressRange"];
+    common::refused(memory.dma_buf(), Kind::Unsupported, None, names);
 }

@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The time limit of a child.
@@ -35,8 +36,11 @@ pub fn is(variable: &str, name: &str) -> bool {
 pub fn run(variable: &str, name: &str, prepare: impl FnOnce(&mut Command)) {
     // Cargo does not set this folder for unit tests.
     let folder = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    // Two tests may run the same child at the same time.
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let output = folder.join(format!(
-        "{variable}-{}-{}",
+        "{variable}-{}-{count}-{}",
         std::process::id(),
         name.replace("::", "-")
     ));

@@ -15,7 +15,6 @@ namespace standin {
 namespace {
 
 constexpr u64 kSize = 4ull << 30;
-constexpr u64 kPage = 4096;
 
 struct Arena {
     int file;
@@ -42,8 +41,6 @@ Arena& arena() {
     static Arena* a = new Arena;
     return *a;
 }
-
-u64 pages(u64 len) { return (len + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 

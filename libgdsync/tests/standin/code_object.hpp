@@ -16,7 +16,7 @@ constexpr uint32_t kMetadataNote = 32;  // NT_AMDGPU_METADATA
 
 // The processor of a target, as the flags of its code objects have it; 0 if it is unknown.
 inline uint32_t processor(const std::string& target) {
-    return target == "gfx90a" ? 0x3f : target == "gfx942" ? 0x4c : target == "gfx1100" ? 0x41 : 0;
+    return target == "gfx90a" ? 0x3f : target == "gfx942" ? 0x4c : target == "gfx1100" ? 0x41 : target == "gfx908" ? 0x30 : 0;
 }
 
 // A code object without instructions: kernels with the size of their only argument.

@@ -287,6 +287,7 @@ void host_free(void* at, u64 len);
 int pinnable(const Machine& m, u64 begin, u64 end, bool io);
 
 // Memory of the device, arena.cpp: the CPU can reach it only through the stand-in.
+inline u64 pages(u64 len) { return (len + 4095) / 4096 * 4096; }
 bool arena_alloc(u64 len, u64* address, char** alias);
 void arena_free(u64 address, u64 len);
 void arena_open(bool open);

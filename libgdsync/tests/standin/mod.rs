@@ -162,6 +162,9 @@ pub fn run(name: &str, library: &Path, variant: &Variant) {
             .env_remove("LOCAL_RANK")
             .env_remove("SLURM_LOCALID")
             .env(path, library)
+            // Not the machine's own.
+            .env("GDS_HSA_LIB", "/absent/libhsa-runtime64.so.1")
+            .env("GDS_HIPRTC_LIB", "/absent/libhiprtc.so")
             .envs((variant.driver == Driver::Hip7).then_some(("STANDIN_VERSION", "70051831")))
             .envs(variant.env.iter().copied());
     });
@@ -356,6 +359,8 @@ impl Control {
         io_memory(at: *mut u8, len: usize) = "standin_io_memory";
         /// Number of enqueues that blocked on a full stream.
         full() -> u64 = "standin_full";
+        /// Number of compilations by HIPRTC.
+        compilations() -> u64 = "standin_compilations";
         /// Number of memory operations that have run.
         operations() -> u64 = "standin_operations";
         /// Number of streams that wait now.

@@ -32,8 +32,6 @@ char* map(int file, u64 offset, u64 len, void* at, int rights) {
 
 bool is_allocation(u32 type) { return type == kAllocationPinned || type == kAllocationUncached; }
 
-u64 pages(u64 len) { return (len + 4095) / 4096 * 4096; }
-
 }  // namespace
 
 STANDIN_API int VENDOR(cuIpcGetMemHandle, hipIpcGetMemHandle)(IpcHandle* out, u64 address) {
