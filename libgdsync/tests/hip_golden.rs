@@ -11,7 +11,7 @@ mod trace;
 
 use common::*;
 use gdsync::gpu::Caps;
-use golden_rig::{Program, Watch};
+use golden_rig::Watch;
 use standin::{Control, Driver, Variant};
 use trace::Calls;
 
@@ -19,9 +19,8 @@ use trace::Calls;
 fn standin_gpu(caps: Caps) -> (Gpu, Box<dyn Watch>) {
     let gpu = Gpu::hip(0).unwrap();
     let got = *gpu.caps();
-    // The software GPU has a fence, which HIP has in each write, and flushes by the CPU, for which the
-    // stand-in has no register.
-    assert_eq!(got.fence(true).host_flush(true), caps.fence(true));
+    // The software GPU has a fence, which HIP has in each write.
+    assert_eq!(got.fence(true), caps.fence(true));
     (gpu, Box::new(Calls::new(Control::open())))
 }
 
@@ -37,9 +36,8 @@ fn every_program_for_hip_has_its_trace() {
     }
     let hip = golden_rig::hip();
     let mut ran = 0;
-    let runs = |program: &&Program| program.caps == hip && !program.name.starts_with("flushes");
-    for program in programs.iter().filter(runs) {
-        let env = Box::leak(Box::new([(PROGRAM, program.name)]));
+    for program in programs.iter().filter(|program| program.caps == hip) {
+        let env = Box::leak(Box::new([(PROGRAM, program.name), ("STANDIN_HDP", "1")]));
         let variant = Variant::of(Driver::Hip6, None, env);
         standin::run(
             standin::child::test_name!(),
@@ -48,7 +46,7 @@ fn every_program_for_hip_has_its_trace() {
         );
         ran += 1;
     }
-    assert!(ran >= 11, "{ran} programs for HIP");
+    assert!(ran >= 12, "{ran} programs for HIP");
 }
 
 /// Traces of programs that run on both: CUDA's and HIP's. Those of waits for words that the program

@@ -63,14 +63,19 @@ fn absent_no_library() {
 }
 
 cases! {
-    too_old in env(&[("STANDIN_VERSION", "40421401")]) => {
+    too_old in env(&[("STANDIN_VERSION", "50731921")]) => {
         for gpu in [Gpu::open("hip"), Gpu::hip(0)] {
-            let (kind, limit) = (Kind::Unsupported, Some(50_000_000));
-            common::refused(gpu, kind, limit, &["4.4", "5.0"]);
+            let (kind, limit) = (Kind::Unsupported, Some(60_000_000));
+            common::refused(gpu, kind, limit, &["5.7", "6.0"]);
         }
         auto_is_soft();
     };
-    just_new_enough in env(&[("STANDIN_VERSION", "50013601")]) =>
+    waits_for_signals_only in env(&[("GPU_STREAMOPS_CP_WAIT", "1")]) => {
+        refused("hip", Kind::Unsupported, &["GPU_STREAMOPS_CP_WAIT", "unset it"]);
+        auto_is_soft();
+    };
+    waits_for_words in env(&[("GPU_STREAMOPS_CP_WAIT", "0")]) => drop(Gpu::hip(0).unwrap());
+    just_new_enough in env(&[("STANDIN_VERSION", "60000000")]) =>
         assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "hip");
     hip_7 in Variant::HIP7 => assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "hip");
     a_required_function_is_missing in without("hipStreamWaitValue64") => {

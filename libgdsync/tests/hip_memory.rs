@@ -78,6 +78,9 @@ fn handles_open_in_the_same_process() {
     // SAFETY: the memory stays until the other region is dropped.
     let same = unsafe { gpu.open_shared(&shared) }.unwrap();
     assert_eq!(same.addr(), memory.addr());
+    // A second handle is opened and closed by itself.
+    // SAFETY: as above.
+    drop(unsafe { gpu.open_shared(&memory.share().unwrap()) }.unwrap());
     let mut bytes = [0; 7];
     same.read(4096, &mut bytes).unwrap();
     assert_eq!(&bytes, b"payload");
@@ -152,7 +155,7 @@ fn hsa_refuses_an_export() {
     }
     let memory = Gpu::hip(0).unwrap().alloc(MemoryKind::Device, 64).unwrap();
     let names = &["hsa_amd_portable_export_dmabuf"];
-    common::refused(memory.dma_buf(), Kind::Unsupported, None, names);
+    common::refused(memory.dma_buf(), Kind::System, None, names);
 }
 
 #[test]
@@ -161,4 +164,45 @@ fn nothing_exports_memory() {
     let memory = Gpu::hip(0).unwrap().alloc(MemoryKind::Device, 64).unwrap();
     let names = &["hipMemGetHandleForAddressRange"];
     common::refused(memory.dma_buf(), Kind::Unsupported, None, names);
+}
+
+/// Host memory of the application that is coarse-grained has no words either.
+#[test]
+fn host_memory_that_is_not_coherent_has_no_words() {
+    inside!(Variant::HIP6);
+    let gpu = Gpu::hip(0).unwrap();
+    for (flags, has) in [(0, true), (consts::hipHostMallocNonCoherent, false)] {
+        let mut at: *mut c_void = std::ptr::null_mut();
+        // SAFETY: stores an address.
+        let made = unsafe { (hip().hipHostMalloc)(&mut at, 4096, flags) };
+        assert_eq!(made, HipResult::SUCCESS);
+        // SAFETY: the memory is never freed.
+        let region = unsafe { gpu.adopt(DevicePtr(at as u64), 4096) }.unwrap();
+        assert_eq!(region.word32(0).is_ok(), has, "{flags:#x}");
+    }
+}
+
+/// A GPU with a register for flushes: the CPU writes it, for itself and for a stream.
+#[test]
+fn register_flushes_writes_of_nics() {
+    inside!(Variant::of(Driver::Hip6, None, &[("STANDIN_HDP", "1")]));
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    assert!(gpu.caps().host_flush);
+    control.flushed();
+    gpu.flush_remote_writes();
+    assert!(control.flushed());
+    let _device = Device::emulated(&gpu).unwrap();
+    let stream = gpu.stream().unwrap();
+    post_on(&stream, &mut [], &[gdsync::rdma::Descriptor::Flush]).unwrap();
+    passes(&stream);
+    assert!(control.flushed());
+}
+
+#[test]
+fn gpu_without_the_register_has_no_flush_by_the_cpu() {
+    inside!(Variant::HIP6);
+    let gpu = Gpu::hip(0).unwrap();
+    assert!(!gpu.caps().host_flush);
+    gpu.flush_remote_writes();
 }

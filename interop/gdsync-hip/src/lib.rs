@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gdsync::gpu::DevicePtr;
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, Work};
-use gdsync::{Gpu, Stream};
+use gdsync::{Gpu, Kind, Stream};
 
 /// Time limit for the messages of a pair.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -18,8 +18,10 @@ type Failed = Box<dyn std::error::Error>;
 
 /// A `gdsync_hip_pair`.
 pub struct Pair {
-    /// `None` after the stream has executed all messages.
+    /// `None` after the stream has executed all messages, or is lost.
     open: Option<Open>,
+    /// A send failed in the middle.
+    torn: bool,
     /// Disconnected when the library no longer uses the program's stream and buffers: it holds a
     /// sender with each of them.
     unused: Receiver<()>,
@@ -43,7 +45,7 @@ impl Open {
         device: u32,
         stream: *mut c_void,
         buffers: [*mut c_void; 2],
-        len: usize,
+        len: u32,
         used: Sender<()>,
     ) -> Result<Open, Failed> {
         let gpu = Gpu::hip(device)?;
@@ -53,7 +55,7 @@ impl Open {
         let register = |at: *mut c_void| {
             let used = Box::new(used.clone());
             // SAFETY: the caller's promise.
-            let region = unsafe { gpu.adopt_owned(DevicePtr(at as u64), len, used) }?;
+            let region = unsafe { gpu.adopt_owned(DevicePtr(at as u64), len as usize, used) }?;
             pd.register(&region, Access::ALL)
         };
         let [source, target] = [register(buffers[0])?, register(buffers[1])?];
@@ -67,7 +69,7 @@ impl Open {
             b,
             source,
             target,
-            len: len.try_into()?,
+            len,
             _pd: pd,
         })
     }
@@ -94,34 +96,52 @@ impl Pair {
         buffers: [*mut c_void; 2],
         len: usize,
     ) -> Result<Pair, Failed> {
-        let device = device.try_into()?;
+        let device = device.try_into();
+        let device = device.map_err(|_| "open pair: the number of the GPU is negative")?;
+        if len == 0 || len > u32::MAX as usize {
+            let what = format!("open pair: messages have 1 to {} bytes, not {len}", u32::MAX);
+            return Err(what.into());
+        }
         let (used, unused) = channel();
+        let mut pair = Pair {
+            open: None,
+            torn: false,
+            unused,
+        };
         // SAFETY: the caller keeps them until `close` succeeds, or until this function has failed.
-        let open = unsafe { Open::new(device, stream, buffers, len, used) };
-        let mut pair = Pair { open: None, unused };
-        match open {
+        match unsafe { Open::new(device, stream, buffers, len as u32, used) } {
             Ok(open) => pair.open = Some(open),
             Err(e) => {
-                pair.close()?;
-                return Err(e);
+                // The library drops what it has made in the background.
+                let closed = pair.close();
+                return Err(closed.map_or_else(|more| format!("{e}; {more}").into(), |()| e));
             }
         }
         Ok(pair)
     }
 
     fn send(&mut self) -> Result<(), Failed> {
-        let open = self.open.as_mut();
-        open.ok_or("send: the pair is closed, except for objects that are still in use")?
-            .send()
+        let open = self.open.as_mut().filter(|_| !self.torn);
+        let open = open.ok_or("send: an earlier call on this pair failed; close it")?;
+        let sent = open.send();
+        self.torn = sent.is_err();
+        sent
     }
 
     /// Waits until the stream has executed all messages and the library uses nothing of the
     /// program's.
     fn close(&mut self) -> Result<(), Failed> {
-        if let Some(open) = &self.open
-            && !open.stream.synchronize(LIMIT)?
-        {
-            return Err(format!("close: messages are not executed (limit {LIMIT:?})").into());
+        if let Some(open) = &self.open {
+            match open.stream.synchronize(LIMIT) {
+                Ok(true) => {}
+                // A lost GPU executes nothing more.
+                Err(e) if e.kind() == Kind::DeviceLost => {}
+                Ok(false) => {
+                    let what = format!("close: messages are not executed (limit {LIMIT:?})");
+                    return Err(what.into());
+                }
+                Err(e) => return Err(e.into()),
+            }
         }
         self.open = None;
         match self.unused.recv_timeout(LIMIT) {
@@ -184,6 +204,9 @@ pub unsafe extern "C" fn gdsync_hip_send(pair: *mut Pair) -> c_int {
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_hip_close(pair: *mut Pair) -> c_int {
+    if pair.is_null() {
+        return 0;
+    }
     // SAFETY: `gdsync_hip_open` made it, and no other thread uses it.
     let closed = unsafe { (*pair).close() };
     if closed.is_ok() {

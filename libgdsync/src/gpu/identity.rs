@@ -203,13 +203,14 @@ impl fmt::Display for Unreachable {
             }
             Unreachable::NotVisible { there } => write!(
                 f,
-                "{there} is not visible to this process (CUDA_VISIBLE_DEVICES may hide it)"
+                "{there} is not visible to this process (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or \
+                 ROCR_VISIBLE_DEVICES may hide it)"
             ),
             Unreachable::NoCall { call } => write!(f, "the driver has no {call}"),
             Unreachable::NoPeerAccess { here, there } => write!(
                 f,
-                "{here} has no peer access to {there} (cuDeviceCanAccessPeer; `nvidia-smi topo -p2p \
-                 rw` shows the pairs that have)"
+                "{here} has no peer access to {there} (`nvidia-smi topo -p2p rw` or `rocm-smi \
+                 --showtopoaccess` shows the pairs that have)"
             ),
         }
     }
@@ -226,9 +227,9 @@ impl Gpu {
     /// Checks that work of this GPU can read and write memory of the GPU `other` that
     /// [`Gpu::open_shared`] opens here, and pinned memory of its process. A software GPU reaches
     /// every software GPU of the host. A CUDA GPU reaches itself, and each GPU that the driver shows
-    /// to this process and to which the GPU has peer access, by NVLink or PCIe. (Memory shared by
-    /// [`SharedMemory::Ipc`](super::SharedMemory::Ipc) cannot be opened by the process that
-    /// allocated it.)
+    /// to this process and to which the GPU has peer access, by NVLink or PCIe. A HIP GPU does so where
+    /// memory is shared as a file (HIP 7); there the call enables the peer access. (CUDA opens no memory
+    /// of the process by [`SharedMemory::Ipc`](super::SharedMemory::Ipc).)
     ///
     /// # Errors
     /// The reason why it cannot.

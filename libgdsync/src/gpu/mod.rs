@@ -1,15 +1,15 @@
 //! GPUs: memory, streams, events and kernels, the same for every GPU runtime.
 //!
-//! A [`Gpu`] is a handle on one GPU of one runtime: CUDA, or the software GPU of this process
-//! (feature `soft`). It allocates [`Region`]s or adopts memory of the application, creates
+//! A [`Gpu`] is a handle on one GPU of one runtime: CUDA, HIP, or the software GPU of this
+//! process (feature `soft`). It allocates [`Region`]s or adopts memory of the application, creates
 //! [`Stream`]s or adopts those of the application, and loads [`KernelImage`]s. An adopted stream
 //! belongs to the application: the library enqueues work on it and never destroys it. Only
 //! [`Stream::synchronize`] blocks the CPU until a stream has run its work. [`rdma`](crate::rdma)
 //! enqueues messages on streams.
 //!
-//! In the sources, each runtime has a folder here: `soft`, `cuda`. `runtime` contains the traits
-//! that a runtime implements for the library. A new runtime needs a folder that implements them and
-//! a line in `RUNTIMES`.
+//! In the sources, each runtime has a folder here: `soft`, `cuda`, `hip`. `runtime` contains the traits
+//! that a runtime implements for the library, and `driver` implements them for `cuda` and `hip`.
+//! `docs/runtimes.md` describes how a runtime is added.
 
 mod alloc;
 mod consistency;
@@ -120,7 +120,7 @@ pub(crate) fn next_id() -> u64 {
 /// A handle on one GPU of one runtime. A clone is cheap and is a handle on the same GPU.
 ///
 /// A software GPU stays open until its last handle and the last object made from it are dropped, a
-/// CUDA GPU until the process ends.
+/// GPU of CUDA or HIP until the process ends.
 ///
 /// ```
 /// use gdsync::Gpu;
@@ -300,7 +300,7 @@ impl Gpu {
         self.0.id == other.0.id
     }
 
-    /// The name of the runtime, for reports: `soft` or `cuda`.
+    /// The name of the runtime, for reports: `soft`, `cuda` or `hip`.
     pub fn runtime_name(&self) -> &'static str {
         self.0.runtime.runtime_name()
     }
@@ -392,6 +392,10 @@ impl Gpu {
     /// more if all streams are idle. The library cannot see waits that the application enqueues by
     /// other calls: create streams before those waits.
     ///
+    /// With HIP the library creates no stream ahead. All streams share `GPU_MAX_HW_QUEUES` hardware
+    /// queues, 4 by default, and work behind a stream that waits may be in the queue of another stream:
+    /// have no more streams than queues.
+    ///
     /// # Errors
     /// `TooManyWaits` on CUDA if all of these streams are in use while a stream waits; `System` if
     /// the runtime cannot create another stream.
@@ -402,8 +406,9 @@ impl Gpu {
 
     /// Makes NIC writes to GPU memory visible to work that is enqueued from now on, if the CPU has
     /// seen a completion that follows these writes. A stream that waits for a completion flushes as
-    /// part of its wait. Under CUDA the start of later work makes the writes visible, so this call
-    /// does nothing.
+    /// part of its wait. With CUDA the start of later work makes the writes visible, and this call does
+    /// nothing. With HIP the CPU flushes by a register of the GPU; if the GPU has none, the call does
+    /// nothing.
     pub fn flush_remote_writes(&self) {
         self.0.runtime.flush_remote_writes();
     }

@@ -34,6 +34,9 @@ enum Attribute : int {
     kFineGrain = 10016,
 };
 
+// The register that flushes writes to device memory, where STANDIN_HDP is set.
+volatile u32 hdp = 0;
+
 int& current_device() {
     static thread_local int device = 0;
     return device;
@@ -221,8 +224,8 @@ STANDIN_API int hipDeviceGetAttribute(int* value, int attribute, int device) {
         if (!is_device(m, device)) return kInvalidDevice;
         // These attributes are addresses.
         if (attribute == kHdpMem || attribute == kHdpReg) {
-            void* const none = nullptr;
-            memcpy(value, &none, sizeof none);
+            volatile u32* const at = getenv("STANDIN_HDP") != nullptr && attribute == kHdpMem ? &hdp : nullptr;
+            memcpy(value, &at, sizeof at);
             return kOk;
         }
         *value = attribute == kPciDevice ? device : m.attribute(attribute);
@@ -291,3 +294,6 @@ STANDIN_API int hipDeviceEnablePeerAccess(int peer, unsigned flags) {
         return current_context()->peers.insert(peer).second ? kOk : kPeerEnabled;
     }, static_cast<u64>(peer), u64{flags});
 }
+
+// Whether the register was written since the last call.
+STANDIN_API bool standin_flushed() { return __atomic_exchange_n(&hdp, 0, __ATOMIC_SEQ_CST) != 0; }

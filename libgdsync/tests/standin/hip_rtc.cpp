@@ -1,6 +1,6 @@
-// HIP's compiler, which HIP 5 has in its runtime. It makes the code object in the file STANDIN_RTC_CODE
-// for the target of its options, from a source that has all kernels of that code object. It refuses each
-// source with the text STANDIN_RTC_ERROR if that is set.
+// HIP's compiler. It makes the code object in the file STANDIN_RTC_CODE for the target of its options,
+// from a source that has all kernels of that code object. It refuses each source with the text
+// STANDIN_RTC_ERROR if that is set.
 #include <elf.h>
 
 #include <atomic>

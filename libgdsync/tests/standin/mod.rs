@@ -359,6 +359,8 @@ impl Control {
         io_memory(at: *mut u8, len: usize) = "standin_io_memory";
         /// Number of enqueues that blocked on a full stream.
         full() -> u64 = "standin_full";
+        /// Whether HIP's register for flushes was written since the last call.
+        flushed() -> bool = "standin_flushed";
         /// Number of compilations by HIPRTC.
         compilations() -> u64 = "standin_compilations";
         /// Number of memory operations that have run.

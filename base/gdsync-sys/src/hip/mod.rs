@@ -432,8 +432,7 @@ crate::dl_api! {
     /// # Safety
     /// The vendor's documentation of each function applies.
     pub struct HipRtc("HIPRTC") {
-        // HIP 5 has the functions in its runtime, too; some of its releases have no libhiprtc.
-        sonames: ["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5", "libamdhip64.so.5"],
+        sonames: ["libhiprtc.so.7", "libhiprtc.so.6"],
         env: "GDS_HIPRTC_LIB",
         required {
             /// The version.

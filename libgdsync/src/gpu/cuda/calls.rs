@@ -184,11 +184,16 @@ impl Driver for Cuda {
         unsafe { exchange(&mut mode) }.is_success().then_some(mode)
     }
 
-    unsafe fn flush_remote_writes(&self, _device: i32) -> Called {
+    unsafe fn host_flush(&self, _device: i32) -> Called {
         optional!(self.cuFlushGPUDirectRDMAWrites(
             consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
             consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
         ))
+    }
+
+    /// GPUDirect RDMA orders the writes before the work.
+    fn starts_see_remote_writes(&self) -> bool {
+        true
     }
 
     /// The stream does not synchronise with the legacy default stream.

@@ -116,8 +116,11 @@ pub(crate) trait Driver: Send + Sync {
     /// Exchanges the thread's mode of captures for `mode`, or the mode that allows every call. Returns
     /// the previous one; `None`: the driver has no modes.
     fn exchange_capture_mode(&self, mode: Option<u32>) -> Option<u32>;
-    /// Waits until writes of NICs are visible to the streams.
-    unsafe fn flush_remote_writes(&self, device: i32) -> Called;
+    /// Waits until writes of NICs are visible to the streams, by the CPU: the flush of `Caps::host_flush`.
+    unsafe fn host_flush(&self, device: i32) -> Called;
+    /// Whether work that is enqueued after the CPU saw the completion of NIC writes sees these writes
+    /// without a flush.
+    fn starts_see_remote_writes(&self) -> bool;
 
     /// `copies`: a stream for the copies of the library, which waits of other streams must not delay.
     unsafe fn stream_create(&self, stream: &mut Handle, copies: bool) -> Called;

@@ -145,7 +145,7 @@ impl Context {
     pub fn host_flush(&self) -> Result<()> {
         let _own = self.enter_own()?;
         // SAFETY: waits for writes of others, and accesses no memory of the process.
-        let flushed = unsafe { self.driver.flush_remote_writes(self.device) };
+        let flushed = unsafe { self.driver.host_flush(self.device) };
         self.check(flushed, "flush remote writes")
     }
 
@@ -281,7 +281,7 @@ pub(crate) fn check(
 fn refused(driver: &dyn Driver, called: Called, operation: &'static str, gpu: &str) -> Error {
     let call = called.name();
     if called.code == MISSING {
-        let what = format!("the driver has no {call}; update the driver");
+        let what = format!("the driver has no {call}; a newer driver may have it");
         return Error::new(operation, Kind::Unsupported, what);
     }
     let what = format!("{call} on {gpu} failed: {}", describe(driver, called.code));

@@ -290,9 +290,9 @@ fn refuse_managed(context: &Context, operation: &'static str, at: u64) -> Result
         return Ok(());
     }
     let what = format!(
-        "the memory at {at:#x} is managed memory (cuMemAllocManaged), whose pages move between GPU \
-         and host, so that a NIC cannot access it; allocate device memory (cuMemAlloc) or pinned \
-         memory (cuMemAllocHost), and copy"
+        "the memory at {at:#x} is managed memory (cuMemAllocManaged, hipMallocManaged), whose pages \
+         move between GPU and host, so that a NIC cannot access it; allocate device memory \
+         (cuMemAlloc, hipMalloc) or pinned memory (cuMemAllocHost, hipHostMalloc), and copy"
     );
     Err(Error::new(operation, Kind::Unsupported, what))
 }

@@ -186,9 +186,14 @@ impl Runtime for DriverRuntime {
         Some(*time + event.since(start)?)
     }
 
-    /// GPUDirect RDMA orders NIC writes before the kernels and copies that are enqueued after the
-    /// CPU saw the completion of those writes.
-    fn flush_remote_writes(&self) {}
+    fn flush_remote_writes(&self) {
+        if self.context.driver.starts_see_remote_writes() || !self.caps.host_flush {
+            return;
+        }
+        if let Err(e) = self.host_flush() {
+            tracing::warn!(target: "gdsync", "{e}");
+        }
+    }
 
     fn host_flush(&self) -> Result<()> {
         self.context.host_flush()

@@ -222,8 +222,8 @@ pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<(OwnedFd, u64)> {
     const OPERATION: &str = "export dma-buf";
     const PAGE: u64 = 4096;
     let context = memory.context();
-    // The descriptor gives access to the pages of the range and to nothing else of their unit, so
-    // the rest of the unit is allocated as before.
+    // The descriptor is for the pages of the range, so the rest of their unit is allocated as before.
+    // (That of the HSA runtime is for the whole allocation, with the place of the range.)
     if let Origin::Device(piece) = memory.origin()
         && kept
     {

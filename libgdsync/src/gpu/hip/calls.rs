@@ -186,7 +186,7 @@ impl Driver for Hip {
         unsafe { exchange(&mut mode) }.is_success().then_some(mode)
     }
 
-    unsafe fn flush_remote_writes(&self, device: i32) -> Called {
+    unsafe fn host_flush(&self, device: i32) -> Called {
         let Some(register) = device::flush_register(self, device) else {
             return lacks("register for the flush of remote writes");
         };
@@ -197,6 +197,11 @@ impl Driver for Hip {
             register.read_volatile();
         }
         Called { code: OK, call: "" }
+    }
+
+    /// HIP does not document such an order.
+    fn starts_see_remote_writes(&self) -> bool {
+        false
     }
 
     /// Streams of the greatest priority share no hardware queue with others.
@@ -355,13 +360,15 @@ impl Driver for Hip {
         asked
     }
 
-    /// Device memory of `hipMalloc` is coarse-grained.
+    /// Device memory of `hipMalloc` is coarse-grained, and so is host memory that was allocated with
+    /// `hipHostMallocNonCoherent`.
     unsafe fn has_words(&self, at: u64) -> bool {
-        let device = |all: &hipPointerAttribute_t| {
-            all.memory_kind(version(self)) == MemoryKind::Device
-                && all.allocation_flags == consts::hipDeviceMallocDefault
+        let coarse = |all: &hipPointerAttribute_t| match all.memory_kind(version(self)) {
+            MemoryKind::Device => all.allocation_flags == consts::hipDeviceMallocDefault,
+            MemoryKind::Host => all.allocation_flags & consts::hipHostMallocNonCoherent != 0,
+            MemoryKind::Other => false,
         };
-        !attributes(self, at).is_some_and(|all| device(&all))
+        !attributes(self, at).is_some_and(|all| coarse(&all))
     }
 
     unsafe fn is_managed(&self, at: u64) -> bool {
@@ -448,24 +455,20 @@ impl Driver for Hip {
     }
 
     unsafe fn ipc_open(&self, at: &mut u64, handle: [u8; 64]) -> Called {
-        if let Some(own) = exported::find(&handle) {
+        if let Some(own) = exported::open(&handle) {
             *at = own;
             return Called {
                 code: OK,
                 call: "hipIpcOpenMemHandle",
             };
         }
-        // HIP 5 takes no other flag than 0, which means the same.
-        let flags = match version(self) < gdsync_sys::hip::VERSION_6 {
-            true => 0,
-            false => consts::hipIpcMemLazyEnablePeerAccess,
-        };
+        let flags = consts::hipIpcMemLazyEnablePeerAccess;
         let handle = hipIpcMemHandle_t { reserved: handle };
         call!(self.hipIpcOpenMemHandle((&raw mut *at).cast(), handle, flags))
     }
 
     unsafe fn ipc_close(&self, at: u64) -> Called {
-        if exported::is_own(at) {
+        if exported::close(at) {
             return Called {
                 code: OK,
                 call: "hipIpcCloseMemHandle",
@@ -479,8 +482,10 @@ impl Driver for Hip {
         if let Some(export) = hsa().and_then(|hsa| hsa.hsa_amd_portable_export_dmabuf) {
             // SAFETY: stores a descriptor and a number; the range is in live memory.
             let status = unsafe { export(start as *const c_void, len, fd, offset) };
+            const OUT_OF_RESOURCES: u32 = 0x1008;
             let code = match status {
                 0 => OK,
+                OUT_OF_RESOURCES => HipResult::OUT_OF_MEMORY.0,
                 _ => HipResult::NOT_SUPPORTED.0,
             };
             return Called { code, call: CALL };

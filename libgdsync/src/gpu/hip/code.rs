@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use gdsync_sys::hip::types::{hiprtcProgram, hiprtcResult};
 use gdsync_sys::hip::{Hip, HipRtc};
@@ -17,6 +18,9 @@ const OPERATION: &str = "load kernels";
 
 /// The folder of the cache, in place of `gdsync/hip` in the user's folder of caches.
 const CACHE: &str = "GDS_HIP_CACHE";
+
+/// The options of HIPRTC besides the target.
+const OPTIONS: [&str; 2] = ["-std=c++17", "-O3"];
 
 /// The code of `image` for the device of `context`.
 ///
@@ -49,11 +53,11 @@ fn compiled(image: &KernelImage, target: &str) -> Result<Vec<u8>> {
     // SAFETY: stores two numbers.
     let _ = unsafe { (rtc.hiprtcVersion)(&mut major, &mut minor) };
     let mut name = blake3::Hasher::new();
-    for part in [
-        image.hip_source(),
-        target,
-        &format!("HIPRTC {major}.{minor}"),
-    ] {
+    let version = format!("HIPRTC {major}.{minor}");
+    for part in [image.hip_source(), target, &version]
+        .into_iter()
+        .chain(OPTIONS)
+    {
         name.update(&(part.len() as u64).to_le_bytes());
         name.update(part.as_bytes());
     }
@@ -96,7 +100,10 @@ fn cached(file: &Path) -> Option<Vec<u8>> {
 fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
-    let part = file.with_extension(std::process::id().to_string());
+    // Two threads may compile the same source.
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let part = file.with_extension(format!("{}-{count}", std::process::id()));
     let bytes = [blake3::hash(code).as_bytes(), code].concat();
     std::fs::write(&part, bytes)?;
     std::fs::rename(&part, file)
@@ -129,13 +136,10 @@ fn compile(rtc: &HipRtc, source: &str, target: &str) -> Result<Vec<u8>, String> 
     };
     let zero = |e: std::ffi::NulError| format!("the source cannot be passed to HIPRTC: {e}");
     let source = CString::new(source).map_err(zero)?;
-    let options = [
-        format!("--offload-arch={target}"),
-        "-std=c++17".into(),
-        "-O3".into(),
-    ];
-    let options: Vec<CString> = options
+    let target = format!("--offload-arch={target}");
+    let options: Vec<CString> = [&*target]
         .into_iter()
+        .chain(OPTIONS)
         .map(|option| CString::new(option).map_err(zero))
         .collect::<Result<_, _>>()?;
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();

@@ -12,9 +12,12 @@ use crate::gpu::{Gpu, Stream, WaitLimits};
 
 const OPERATION: &str = "open HIP GPU";
 
-/// The oldest usable release of HIP, as `hipRuntimeGetVersion` returns it: the first that has 64-bit
-/// waits with masks.
-const OLDEST: i32 = 50_000_000;
+/// The oldest usable release of HIP. Waits of earlier ones refuse memory other than signals
+/// (`hipMallocSignalMemory`), of 8 bytes each.
+const OLDEST: i32 = gdsync_sys::hip::VERSION_6;
+
+/// The variable by which waits refuse other memory in later releases, too.
+const SIGNALS: &str = "GPU_STREAMOPS_CP_WAIT";
 
 /// The initialised runtime, or the reason why it cannot be used.
 fn runtime() -> Result<&'static Hip> {
@@ -38,6 +41,10 @@ fn runtime() -> Result<&'static Hip> {
             format!("HIP is of version {is}, and gdsync needs {oldest} or later; update ROCm");
         return Err(Error::new(OPERATION, Kind::Unsupported, what)
             .with_limit(OLDEST as u64, "as the lowest value of hipRuntimeGetVersion"));
+    }
+    if std::env::var(SIGNALS).is_ok_and(|value| !matches!(value.trim(), "" | "0")) {
+        let what = format!("with {SIGNALS} set, streams wait for signals of HIP alone; unset it");
+        return Err(Error::new(OPERATION, Kind::Unsupported, what));
     }
     Ok(hip)
 }
