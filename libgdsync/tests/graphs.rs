@@ -15,7 +15,7 @@ use gds_step::Time;
 use gdsync::gpu::{Graph, KERNELS, Kernel, Observer, Passed, Work as Submitted};
 use gdsync::internals::{Report, Verify, pattern};
 use gdsync_sys::cuda::consts;
-use standin::{Control, Variant, cases};
+use standin::{Control, Driver, Variant, cases};
 
 /// A kernel that adds 1 to a count: it finds one wrong byte.
 struct Counter {
@@ -120,8 +120,12 @@ fn replays_in_a_simulation() {
     }
 }
 
+/// HIP with a hardware queue for each stream of a test. Its captures record no memory operations.
+const HIP: Variant = Variant::of(Driver::Hip7, None, &[("GPU_MAX_HW_QUEUES", "16")]);
+
 cases! {
     replays_on_cuda => replays(&Gpu::cuda(0).unwrap());
+    replays_on_hip in HIP => replays(&Gpu::hip(0).unwrap());
     /// The first launch prepares the graph.
     replays_on_cuda_without_an_upload in Variant::without("cuGraphUpload") =>
         replays(&Gpu::cuda(0).unwrap());
@@ -443,6 +447,7 @@ fn launches_are_observed_on_the_software_gpu() {
 cases! {
     launches_count_and_recorded_work_does_not => launches_count();
     the_memory_of_a_graph_is_kept_on_cuda => memory_is_kept(&Gpu::cuda(0).unwrap());
+    the_memory_of_a_graph_is_kept_on_hip in HIP => memory_is_kept(&Gpu::hip(0).unwrap());
     what_a_graph_cannot_contain_is_refused_on_cuda => refusals(&Gpu::cuda(0).unwrap());
     launches_are_observed_on_cuda => launches_are_observed(&Gpu::cuda(0).unwrap());
     the_application_captures_too => captures_of_the_application();

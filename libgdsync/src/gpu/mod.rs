@@ -40,7 +40,7 @@ use std::sync::{Arc, OnceLock};
 
 use gds_step::Host;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::kernels::Entry;
 use crate::memop::trace::Tracer;
 use crate::memop::{Batch, Op, legal};
@@ -105,6 +105,7 @@ pub const SOFT_CAPS: Caps = Caps {
     fence: true,
     ordered_writes: false,
     host_flush: true,
+    captures: true,
     kernels: true,
     batch_limit: 255,
 };
@@ -424,6 +425,10 @@ impl Gpu {
         submitted: &mut bool,
     ) -> Result<()> {
         let caps = &self.0.caps;
+        if stream.records_kernels() && !batch.is_empty() {
+            let what = "captures of this runtime do not record memory operations; launch a kernel";
+            return Err(Error::new("submit batch", Kind::Unsupported, what));
+        }
         let batch = if batch.is_legal(caps) {
             legal::keep_last_flush(batch);
             batch

@@ -296,6 +296,12 @@ impl Stream {
         &self.inner.recording
     }
 
+    /// Whether its word operations go into a graph by kernels, because captures do not record them.
+    #[inline]
+    pub(crate) fn records_kernels(&self) -> bool {
+        !self.gpu().caps().captures && self.inner.recording.is_on()
+    }
+
     /// Whether it is borrowed from a [`WeakStream`].
     pub(super) fn is_lent(&self) -> bool {
         !self.counted

@@ -39,6 +39,9 @@ pub struct Caps {
     /// Fences between writes as a separate operation. CUDA has none: every write of
     /// `cuStreamBatchMemOp` is fenced.
     pub fence: bool,
+    /// Whether captures record memory operations (CUDA). If not (HIP), a kernel executes the word
+    /// operations of a graph.
+    pub captures: bool,
     /// Whether the library's kernels can be launched.
     pub kernels: bool,
     /// The maximum number of operations of one submission (255 on CUDA). Longer lists are split.
@@ -55,6 +58,7 @@ setters! { Caps {
     host_flush: bool,
     inline_copy: bool,
     fence: bool,
+    captures: bool,
     kernels: bool,
     batch_limit: usize,
 } }
@@ -125,6 +129,7 @@ impl Caps {
         host_flush: true,
         inline_copy: true,
         fence: true,
+        captures: true,
         kernels: true,
         batch_limit: 255,
     };

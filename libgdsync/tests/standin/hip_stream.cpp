@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "stream.hpp"
 
@@ -98,7 +99,12 @@ int single(const char* name, void* handle, u32 code, u64 address, u64 value, u32
         note(m, code, address, value, flags, mask);
         Operation operation;
         result = prepare(m, stream->context, code, address, value, flags, mask, &operation);
-        return result != kOk ? result : enqueue(lock, stream, unordered({operation}));
+        if (result != kOk) return result;
+        // A capture does not record it: it is enqueued at once.
+        const bool capturing = std::exchange(stream->capturing, false);
+        result = enqueue(lock, stream, unordered({operation}));
+        stream->capturing = capturing;
+        return result;
     }, handle, address, value, u64{flags}, mask);
 }
 

@@ -73,6 +73,7 @@ pub fn cuda_caps(cuda: &Cuda, device: CUdevice) -> Caps {
             && cuda.cuFlushGPUDirectRDMAWrites.is_some(),
         inline_copy: false,
         fence: false,
+        captures: true,
         kernels: true,
         batch_limit: submit::BATCH,
     }

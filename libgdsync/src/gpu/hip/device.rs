@@ -167,6 +167,7 @@ pub fn hip_caps(hip: &Hip, device: i32) -> Caps {
         host_flush: flush_register(hip, device).is_some(),
         inline_copy: false,
         fence: false,
+        captures: false,
         kernels: true,
         batch_limit: submit::BATCH,
     }

@@ -161,10 +161,14 @@ const LIKE: Variable<Like> = Variable {
 
 impl SoftOptions {
     /// Options that correspond to a GPU under HIP: masks, no flush, waits that compare unsigned
-    /// numbers, 4 channels.
+    /// numbers, word operations in graphs by kernels, 4 channels.
     pub fn hip() -> SoftOptions {
         SoftOptions {
-            caps: SOFT_CAPS.mask(true).cyclic(false).flush(false),
+            caps: SOFT_CAPS
+                .mask(true)
+                .cyclic(false)
+                .flush(false)
+                .captures(false),
             channels: 4,
             ..SoftOptions::cuda()
         }

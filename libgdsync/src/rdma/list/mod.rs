@@ -177,7 +177,7 @@ fn run(
         .and_then(|()| append_marks(queues, s, &mut held));
     drop(held);
     let submitted = lowered.and_then(|()| {
-        let kernel = by_kernel(queues, s);
+        let kernel = by_kernel(queues, s) || stream.records_kernels();
         let n = submissions(stream, &s.list, kernel);
         stream.admit(OPERATION, n, s.proof.take())?;
         if let Some(proof) = s.shown.take() {
