@@ -5,6 +5,7 @@ mod common;
 mod standin;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use common::*;
@@ -26,6 +27,7 @@ impl Folder {
         let name = format!("{name}-{}", std::process::id());
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         fs::create_dir_all(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
         Folder(folder)
     }
 
@@ -130,6 +132,35 @@ fn what_was_compiled_is_kept() {
     compiled("1", &[("STANDIN_RTC_VERSION", "8")]);
     compiled("0", &[("STANDIN_RTC_VERSION", "8")]);
     compiled("0", &[]);
+}
+
+/// A file or a folder that another user may write is not read, and a link is not followed.
+#[test]
+fn code_of_another_user_is_not_loaded() {
+    let cache = Folder::new("hip-shared-cache");
+    let in_cache = [("GDS_HIP_CACHE", cache.text())];
+    let compiled = |times| {
+        let env = [in_cache[0], (COMPILED, times)];
+        run("kernels_run", &env);
+    };
+    compiled("1");
+    compiled("0");
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(&cache.file(), 0o666);
+    compiled("1");
+    compiled("0");
+    mode(&cache.0, 0o777);
+    compiled("1");
+    mode(&cache.0, 0o700);
+    compiled("0");
+    let (file, away) = (cache.file(), cache.0.with_extension("away"));
+    fs::rename(&file, &away).unwrap();
+    std::os::unix::fs::symlink(&away, &file).unwrap();
+    compiled("1");
+    assert!(!fs::symlink_metadata(&file).unwrap().is_symlink());
+    fs::remove_file(away).unwrap();
 }
 
 #[test]

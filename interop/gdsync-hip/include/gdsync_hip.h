@@ -24,7 +24,8 @@ int gdsync_hip_open(int device, hipStream_t stream, void *from, void *to, size_t
 
 /* Enqueues a message on the stream: after the work that is on the stream, the GPU sends the bytes at
  * `from`; work that is enqueued later sees them at `to`. The call fails if too many messages (about 250)
- * are enqueued and not executed. After an error the pair can only be closed. */
+ * are enqueued and not executed, or if too many streams wait. After an error nothing is enqueued, and
+ * the call may be repeated; if HIP has failed, each later call fails too. */
 int gdsync_hip_send(gdsync_hip_pair *pair);
 
 /* Waits, at most 20 s for each, until the stream has executed all messages and the library no longer uses

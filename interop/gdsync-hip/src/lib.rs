@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use gdsync::gpu::DevicePtr;
-use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, Work};
+use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, Work, post_on};
 use gdsync::{Gpu, Kind, Stream};
 
 /// Time limit for the messages of a pair.
@@ -20,8 +20,6 @@ type Failed = Box<dyn std::error::Error>;
 pub struct Pair {
     /// `None` after the stream has executed all messages, or is lost.
     open: Option<Open>,
-    /// A send failed in the middle.
-    torn: bool,
     /// Disconnected when the library no longer uses the program's stream and buffers: it holds a
     /// sender with each of them.
     unused: Receiver<()>,
@@ -75,14 +73,27 @@ impl Open {
     }
 
     fn send(&mut self) -> Result<(), Failed> {
-        let receive = self.b.prepare_receive(&[self.target.sge(0, self.len)])?;
-        self.b.post_receive(receive)?;
+        let Open { stream, a, b, .. } = self;
+        let receive = b.prepare_receive(&[self.target.sge(0, self.len)])?;
         let payload = [self.source.sge(0, self.len)];
-        let send = self.a.prepare(&Work::send(&payload).signaled())?;
-        let sent = [Descriptor::Send(send), Descriptor::wait(send)];
-        self.a.post_on(&self.stream, &sent)?;
-        let arrived = [Descriptor::wait_flushed(receive)];
-        self.b.post_on(&self.stream, &arrived)?;
+        let send = match a.prepare(&Work::send(&payload).signaled()) {
+            Ok(send) => send,
+            Err(e) => {
+                b.abort_receive(receive)?;
+                return Err(e.into());
+            }
+        };
+        let list = [
+            Descriptor::Receive(receive),
+            Descriptor::Send(send),
+            Descriptor::wait(send),
+            Descriptor::wait_flushed(receive),
+        ];
+        if let Err(e) = post_on(stream, &mut [a, b], &list) {
+            // Refused if HIP has failed in the middle of the list: the queue pairs are in error.
+            let _ = (a.abort(send), b.abort_receive(receive));
+            return Err(e.into());
+        }
         Ok(())
     }
 }
@@ -99,33 +110,32 @@ impl Pair {
         let device = device.try_into();
         let device = device.map_err(|_| "open pair: the number of the GPU is negative")?;
         if len == 0 || len > u32::MAX as usize {
-            let what = format!("open pair: messages have 1 to {} bytes, not {len}", u32::MAX);
+            let what = format!(
+                "open pair: messages have 1 to {} bytes, not {len}",
+                u32::MAX
+            );
             return Err(what.into());
         }
         let (used, unused) = channel();
-        let mut pair = Pair {
-            open: None,
-            torn: false,
-            unused,
-        };
+        let mut pair = Pair { open: None, unused };
         // SAFETY: the caller keeps them until `close` succeeds, or until this function has failed.
         match unsafe { Open::new(device, stream, buffers, len as u32, used) } {
             Ok(open) => pair.open = Some(open),
             Err(e) => {
                 // The library drops what it has made in the background.
-                let closed = pair.close();
-                return Err(closed.map_or_else(|more| format!("{e}; {more}").into(), |()| e));
+                return Err(match pair.close() {
+                    Ok(()) => e,
+                    Err(more) => format!("{e}; {more}").into(),
+                });
             }
         }
         Ok(pair)
     }
 
     fn send(&mut self) -> Result<(), Failed> {
-        let open = self.open.as_mut().filter(|_| !self.torn);
-        let open = open.ok_or("send: an earlier call on this pair failed; close it")?;
-        let sent = open.send();
-        self.torn = sent.is_err();
-        sent
+        let open = self.open.as_mut();
+        open.ok_or("send: the pair is closed, but stream or buffers are in use")?
+            .send()
     }
 
     /// Waits until the stream has executed all messages and the library uses nothing of the

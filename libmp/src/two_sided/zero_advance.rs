@@ -243,7 +243,8 @@ mod tests {
         let entries = Recvs::make(&paths, 128).unwrap().entries;
         // Messages of one entry. Every second one is longer than the room.
         let number = |i: u64| i * ENTRIES;
-        let len = |i: u64| if i % 2 == 0 { 1 + i % ROOM } else { ROOM + i };
+        let fits = |i: u64| i.is_multiple_of(2);
+        let len = |i: u64| if fits(i) { 1 + i % ROOM } else { ROOM + i };
         let mut wrong = Vec::new();
         thread::scope(|threads| {
             threads.spawn(|| {
@@ -252,7 +253,7 @@ mod tests {
                         thread::yield_now();
                     }
                     entries.store(number(i), Field::Len, len(i));
-                    let end = if i % 2 == 0 { Field::Sent } else { Field::Cut };
+                    let end = if fits(i) { Field::Sent } else { Field::Cut };
                     entries.set(number(i), end);
                 }
             });
@@ -263,9 +264,9 @@ mod tests {
                         Some(end) => break end,
                     }
                 };
-                let expected = match i % 2 {
-                    0 => End::With(Status::SUCCESS, len(i)),
-                    _ => End::Cut(len(i)),
+                let expected = match fits(i) {
+                    true => End::With(Status::SUCCESS, len(i)),
+                    false => End::Cut(len(i)),
                 };
                 if end != expected {
                     wrong.push((i, end));

@@ -488,7 +488,11 @@ impl Driver for Hip {
                 OUT_OF_RESOURCES => HipResult::OUT_OF_MEMORY.0,
                 _ => HipResult::NOT_SUPPORTED.0,
             };
-            return Called { code, call: CALL };
+            // Mapped memory has another export.
+            if status == 0 || self.hipMemGetHandleForAddressRange.is_none() {
+                return Called { code, call: CALL };
+            }
+            (*fd, *offset) = (-1, 0);
         }
         let kind = consts::hipMemRangeHandleTypeDmaBufFd;
         let out = (&raw mut *fd).cast();

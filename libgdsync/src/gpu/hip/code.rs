@@ -3,13 +3,16 @@
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char};
+use std::fs::{DirBuilder, File, Metadata};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use gdsync_sys::hip::types::{hiprtcProgram, hiprtcResult};
 use gdsync_sys::hip::{Hip, HipRtc};
 
-use super::device;
+use super::{calls, device};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::KernelImage;
 use crate::gpu::driver::{self, Context, elf};
@@ -33,12 +36,12 @@ pub(super) fn of(hip: &Hip, context: &Context, image: &KernelImage) -> Result<Co
     };
     match image.code_object(&target) {
         Some(code) => Ok(Cow::Borrowed(code)),
-        None => compiled(image, &target).map(Cow::Owned),
+        None => compiled(hip, image, &target).map(Cow::Owned),
     }
 }
 
 /// The code that HIPRTC makes, from the cache if it is there.
-fn compiled(image: &KernelImage, target: &str) -> Result<Vec<u8>> {
+fn compiled(hip: &Hip, image: &KernelImage, target: &str) -> Result<Vec<u8>> {
     let has = image.code_targets().collect::<Vec<_>>().join(", ");
     let refused = |why: String| {
         let what = format!("{image:?} have code for {has}, not for {target}, and {why}");
@@ -53,7 +56,8 @@ fn compiled(image: &KernelImage, target: &str) -> Result<Vec<u8>> {
     // SAFETY: stores two numbers.
     let _ = unsafe { (rtc.hiprtcVersion)(&mut major, &mut minor) };
     let mut name = blake3::Hasher::new();
-    let version = format!("HIPRTC {major}.{minor}");
+    // Releases of HIP have the same version of HIPRTC.
+    let version = format!("HIPRTC {major}.{minor}, HIP {}", calls::version(hip));
     for part in [image.hip_source(), target, &version]
         .into_iter()
         .chain(OPTIONS)
@@ -89,23 +93,48 @@ fn folder() -> Option<PathBuf> {
 }
 
 /// The code in a file of the cache. The file begins with the hash of the code: a file that is not whole
-/// counts as missing.
+/// counts as missing, and so does one that another user may have written.
 fn cached(file: &Path) -> Option<Vec<u8>> {
-    let bytes = std::fs::read(file).ok()?;
+    let folder = std::fs::metadata(file.parent()?).ok()?;
+    let mut opened = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(file)
+        .ok()?;
+    if ![folder, opened.metadata().ok()?].iter().all(is_ours) {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    opened.read_to_end(&mut bytes).ok()?;
     let (hash, code) = bytes.split_first_chunk::<32>()?;
     (blake3::hash(code).as_bytes() == hash).then(|| code.to_vec())
+}
+
+/// Whether this user alone may write it.
+fn is_ours(file: &Metadata) -> bool {
+    file.uid() == rustix::process::geteuid().as_raw() && file.mode() & 0o022 == 0
 }
 
 /// Writes a file of the cache: whole, or not at all.
 fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
     // Two threads may compile the same source.
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let part = file.with_extension(format!("{}-{count}", std::process::id()));
     let bytes = [blake3::hash(code).as_bytes(), code].concat();
-    std::fs::write(&part, bytes)?;
+    // A process of the same number has left it. A new file is no link to another one.
+    let _ = std::fs::remove_file(&part);
+    let mut new = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&part)?;
+    new.write_all(&bytes)?;
     std::fs::rename(&part, file)
 }
 
