@@ -329,7 +329,7 @@ impl Gpu {
     /// channels free: 6 streams may wait by default, and 30 with `CUDA_DEVICE_MAX_CONNECTIONS=32`.
     /// With HIP, 2 streams may wait by default, and 6 with `GPU_MAX_HW_QUEUES=8`.
     /// On a software GPU it keeps one of the 8 channels free. One more waiting stream is refused
-    /// with [`Kind::TooManyWaits`](crate::Kind::TooManyWaits).
+    /// with [`Kind::TooManyWaits`].
     pub fn max_waiting_streams(&self) -> Option<u32> {
         Some(self.wait_limits()?.streams)
     }
