@@ -68,10 +68,16 @@ fn hip_6_trials_of_memory_and_kernels_pass_on_a_stand_in() {
     run("hip", &Variant::HIP6, &["hip memory"], &HIP_7[1..]);
 }
 
-/// All but the deaths under messages of 16 MiB, which the stand-in copies slowly.
+/// All but some lengths of the messages under which a rank dies: the stand-in copies slowly, and the ranks
+/// of these trials have time limits.
 #[test]
 fn mp_trials_pass_on_a_stand_in_for_hip() {
-    let words = ["mp", "--gpu", "hip", "--few", "--skip", "16777216"];
+    let lengths = ["4096 bytes", "262144", "1048576", "16777216"];
+    let skip = lengths.iter().flat_map(|len| ["--skip", len]);
+    let words: Vec<&str> = ["mp", "--gpu", "hip", "--few"]
+        .into_iter()
+        .chain(skip)
+        .collect();
     run("hip", &Variant::HIP7, &words, &HIP_7);
 }
 

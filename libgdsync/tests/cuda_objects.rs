@@ -237,7 +237,7 @@ fn managed_memory_is_refused_with_its_remedy() {
                 region,
                 Kind::Unsupported,
                 None,
-                &["managed", "cuMemAlloc)", "copy"],
+                &["managed", "cuMemAlloc,", "copy"],
             );
         }
     }
