@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use shared::short::{On, SHORT, WRONG, play, play_wrong};
-use standin::{HIP_LIBRARY, LIBRARY, Variant};
+use standin::{HIP_7, HIP_LIBRARY, LIBRARY, Variant};
 
 fn main() {
     let mut arguments = Arguments::from_args();
@@ -21,7 +21,7 @@ fn main() {
     let cuda = vec![(LIBRARY, library(Variant::default()))];
     let hip = vec![
         (HIP_LIBRARY, library(Variant::HIP7)),
-        ("STANDIN_VERSION", "70051831".into()),
+        (HIP_7.0, HIP_7.1.into()),
         ("GPU_MAX_HW_QUEUES", "16".into()),
     ];
     let mut trials = trials_on("stand-in", "cuda", cuda);

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use conformance::hardware::child;
-use standin::{HIP_LIBRARY, LIBRARY, Variant};
+use standin::{HIP_7, HIP_LIBRARY, LIBRARY, Variant};
 
 /// Time limit against hangs.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -48,8 +48,8 @@ fn run(runtime: &str, variant: &Variant, words: &[&str], env: &[(&str, &str)]) {
     }
 }
 
-/// The environment of HIP 7, with a hardware queue for each stream of a trial.
-const HIP_7: [(&str, &str); 2] = [("STANDIN_VERSION", "70051831"), ("GPU_MAX_HW_QUEUES", "16")];
+/// A hardware queue for each stream of a trial.
+const QUEUES: (&str, &str) = ("GPU_MAX_HW_QUEUES", "16");
 
 #[test]
 fn cuda_trials_pass_on_a_stand_in() {
@@ -58,14 +58,14 @@ fn cuda_trials_pass_on_a_stand_in() {
 
 #[test]
 fn hip_trials_pass_on_a_stand_in() {
-    run("hip", &Variant::HIP7, &["hip "], &HIP_7);
+    run("hip", &Variant::HIP7, &["hip "], &[HIP_7, QUEUES]);
 }
 
 /// HIP 6 has no memory that GPUs share by `Path::Ipc`.
 #[test]
 fn hip_6_trials_of_memory_and_kernels_pass_on_a_stand_in() {
-    run("hip", &Variant::HIP6, &["hip kernel"], &HIP_7[1..]);
-    run("hip", &Variant::HIP6, &["hip memory"], &HIP_7[1..]);
+    run("hip", &Variant::HIP6, &["hip kernel"], &[QUEUES]);
+    run("hip", &Variant::HIP6, &["hip memory"], &[QUEUES]);
 }
 
 /// All but some lengths of the messages under which a rank dies: the stand-in copies slowly, and the ranks
@@ -78,12 +78,12 @@ fn mp_trials_pass_on_a_stand_in_for_hip() {
         .into_iter()
         .chain(skip)
         .collect();
-    run("hip", &Variant::HIP7, &words, &HIP_7);
+    run("hip", &Variant::HIP7, &words, &[HIP_7, QUEUES]);
 }
 
 #[test]
 fn mp_trials_by_kernels_pass_on_a_stand_in_for_hip() {
     let words = ["mp", "--gpu", "hip", "--few", "--skip", "is killed"];
-    let by_kernels = [HIP_7[0], HIP_7[1], ("GDS_LOWER", "kernel")];
+    let by_kernels = [HIP_7, QUEUES, ("GDS_LOWER", "kernel")];
     run("hip", &Variant::HIP7, &words, &by_kernels);
 }

@@ -190,7 +190,7 @@ fn folder_of_the_cache_follows_the_environment() {
             .count(),
         1
     );
-    // A folder that cannot be made: a file is in its place.
+    // The folder cannot be created, because a file has its path.
     let file = format!("{caches}/file");
     fs::write(&file, "").unwrap();
     run("kernels_run", &[("GDS_HIP_CACHE", &file), (COMPILED, "1")]);

@@ -104,8 +104,9 @@ const READ: u64 = 0x10;
 
 impl Trace {
     /// Finds the doorbells of `sends` sends among the operations of stream `id`. Two forms of
-    /// doorbell writes may alternate. Doorbells of RDMA reads are flushes and do not count. mp writes more doorbells: it returns credits to senders.
-    /// `rings`: a send rings one; kernels may copy instead.
+    /// doorbell writes may alternate. Doorbells of RDMA reads are flushes and do not count. mp writes
+    /// more doorbells: it returns credits to senders. `rings`: a send rings one; kernels may copy
+    /// instead.
     ///
     /// # Errors
     /// The doorbells are missing.

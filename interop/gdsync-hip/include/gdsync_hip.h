@@ -17,8 +17,8 @@ typedef struct gdsync_hip_pair gdsync_hip_pair;
 /* Makes a pair on the GPU `device`. The stream, which is not a default stream, and the `len` bytes (1 to
  * 2^32 - 1) at `from` and at `to` belong to the program: memory of hipMalloc, hipExtMallocWithFlags or
  * hipHostMalloc, in ranges that do not overlap. They stay valid until gdsync_hip_close returns 0. One thread
- * at a time uses a pair. After an error there is no pair; the library has stopped to use stream and
- * buffers, or the error says that it has not within 20 s. */
+ * at a time uses a pair. After an error there is no pair, and the library no longer uses stream and
+ * buffers, unless the error says that they are in use after 20 s. */
 int gdsync_hip_open(int device, hipStream_t stream, void *from, void *to, size_t len,
                     gdsync_hip_pair **pair);
 

@@ -7,7 +7,7 @@ mod standin;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use standin::{HIP_LIBRARY, Variant};
+use standin::{HIP_7, HIP_LIBRARY, Variant};
 
 /// Compiles `hip_send.cpp` and links it to the library of gdsync-hip and to the stand-in.
 fn program(standin: &Path) -> PathBuf {
@@ -34,7 +34,7 @@ fn run(program: &Path, standin: &Path, library: &Path) -> Output {
         .env_remove("GDS_GPU")
         .env("LD_LIBRARY_PATH", std::env::join_paths(folders).unwrap())
         .env(HIP_LIBRARY, library)
-        .env("STANDIN_VERSION", "70051831")
+        .envs([HIP_7])
         .output()
         .unwrap()
 }

@@ -23,6 +23,9 @@ const CHILD: &str = "STANDIN_CHILD";
 pub const LIBRARY: &str = "GDS_CUDA_LIB";
 pub const HIP_LIBRARY: &str = "GDS_HIP_LIB";
 
+/// The variable by which a stand-in for HIP has release 7.
+pub const HIP_7: (&str, &str) = ("STANDIN_VERSION", "70051831");
+
 /// The driver that a stand-in stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Driver {
@@ -165,7 +168,7 @@ pub fn run(name: &str, library: &Path, variant: &Variant) {
             // Not the machine's own.
             .env("GDS_HSA_LIB", "/absent/libhsa-runtime64.so.1")
             .env("GDS_HIPRTC_LIB", "/absent/libhiprtc.so")
-            .envs((variant.driver == Driver::Hip7).then_some(("STANDIN_VERSION", "70051831")))
+            .envs((variant.driver == Driver::Hip7).then_some(HIP_7))
             .envs(variant.env.iter().copied());
     });
 }
