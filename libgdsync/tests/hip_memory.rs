@@ -182,6 +182,64 @@ fn host_memory_that_is_not_coherent_has_no_words() {
     }
 }
 
+/// HIP would register pages twice, and end both registrations by one call: pages of the application
+/// stay the application's.
+#[test]
+fn host_memory_that_the_application_registered_stays_registered() {
+    const PAGE: usize = 4096;
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let layout = std::alloc::Layout::from_size_align(3 * PAGE, PAGE).unwrap();
+    // SAFETY: not empty; never freed.
+    let at = unsafe { std::alloc::alloc_zeroed(layout) };
+    // The last page is the library's.
+    let pages = [at, at.wrapping_add(PAGE)];
+    for page in pages {
+        let flags = consts::hipHostRegisterPortable;
+        // SAFETY: as above.
+        let made = unsafe { (hip().hipHostRegister)(page.cast(), PAGE, flags) };
+        assert_eq!(made, HipResult::SUCCESS);
+    }
+    for len in [PAGE, 3 * PAGE] {
+        // SAFETY: as above, accessed by the region alone.
+        drop(unsafe { gpu.register_host(at, len) }.unwrap());
+    }
+    for page in pages {
+        // SAFETY: registered above.
+        let gone = unsafe { (hip().hipHostUnregister)(page.cast()) };
+        assert_eq!(gone, HipResult::SUCCESS);
+    }
+}
+
+/// `hipStreamDestroy` waits for the stream's work. The library calls it for idle streams only, also if it
+/// drops more streams than the pool of CUDA's keeps, whose hardware queue another stream holds.
+#[test]
+fn dropped_streams_do_not_block_behind_a_stream_that_waits() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let [gate, word] = [0, 8].map(|at| memory.word32(at).unwrap());
+    let waiting = gpu.stream().unwrap();
+    let wait = gdsync::rdma::Descriptor::wait_value(&gate, Condition::Eq, 1);
+    post_on(&waiting, &mut [], &[wait]).unwrap();
+    until("the stream waits", || control.waiting() == 1);
+    // One of four streams has the queue of the one that waits.
+    let streams: Vec<_> = (0..160).map(|_| gpu.stream().unwrap()).collect();
+    for stream in &streams {
+        post_on(stream, &mut [], &[write32(&word, 7)]).unwrap();
+    }
+    drop(streams);
+    assert!(control.live()["commands"] > 32, "{:?}", control.live());
+    assert_eq!(control.blocked(), []);
+    gate.store(1).unwrap();
+    until("the streams are idle", || {
+        drop(gpu.stream().unwrap());
+        control.live()["commands"] == 0
+    });
+    assert_eq!(control.blocked(), []);
+}
+
 /// A GPU with a register for flushes: the CPU writes it, for itself and for a stream.
 #[test]
 fn register_flushes_writes_of_nics() {

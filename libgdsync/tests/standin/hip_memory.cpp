@@ -123,7 +123,8 @@ STANDIN_API int hipHostRegister(void* at, size_t len, unsigned flags) {
         const unsigned known = kHostPortable | kMapped | kRegisterIoMemory | kRegisterCoarse | kRegisterUncached;
         if (at == nullptr || len == 0 || end < begin || (flags & ~known) != 0) return kInvalidValue;
         const int code = pinnable(m, begin, end, (flags & kRegisterIoMemory) != 0);
-        if (code != kOk) return code;
+        // Memory is registered twice without an error, and then has one registration.
+        if (code != kOk && code != kHostMemoryAlreadyRegistered) return code;
         Range range{begin, len, Kind::registered, current_context(), true, static_cast<char*>(at), m.next_id++, flags};
         range.fine = (flags & kRegisterCoarse) == 0;
         m.memory[begin] = range;

@@ -91,12 +91,16 @@ impl StreamPool {
     }
 
     /// Returns a stream to the pool; it is idle once `end` is done. Destroys it if the pool is
-    /// full, or if its end cannot be known.
+    /// full, or if its end cannot be known. Without streams ahead, the pool has no limit and keeps busy
+    /// streams only: the driver's call that destroys one may wait for its work.
     pub fn put(&self, context: &Context, raw: Handle, end: Option<Arc<DriverEvent>>) {
         let mut spares = self.0.lock();
         let ends = end.as_ref().is_none_or(|end| end.is_recorded());
-        let keeps = context.driver.streams_ahead() > 0 || end.is_some();
-        if ends && keeps && spares.len() < SPARE {
+        let keeps = match context.driver.streams_ahead() {
+            0 => end.is_some(),
+            _ => spares.len() < SPARE,
+        };
+        if ends && keeps {
             spares.push(Spare { raw, end });
         } else {
             destroy(context, raw);
