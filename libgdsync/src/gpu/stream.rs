@@ -41,7 +41,7 @@ pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 
 /// stream any more, even if work is in flight: the application may destroy the stream.
 ///
 /// A stream that waits executes nothing else and holds a hardware channel of its GPU: see
-/// [`Gpu::max_waiting_streams`]. On CUDA it accepts 1,000 submissions, on HIP 190; more are refused with
+/// [`Gpu::max_waiting_streams`]. On CUDA and HIP it accepts 1,000 submissions; more are refused with
 /// `QueueFull`, because the driver would block the caller. On a software GPU any stream accepts
 /// 1,024 submissions by default; one more blocks the caller, unless it calls
 /// [`Stream::check_room`] first.

@@ -13,10 +13,10 @@ use crate::gpu::identity::Device;
 use crate::gpu::{GpuIdentity, Unreachable, WaitLimits};
 use crate::memop::Caps;
 
-/// The maximum of submissions on a waiting stream. AMD's runtime keeps the arguments of the launches of a
-/// stream in 1 MiB, in four parts, and a launch that finds no room waits: 190 launches with arguments of 4 KiB
-/// fit. See also [`submit::BATCH`].
-const SUBMISSIONS: u32 = 190;
+/// The maximum of submissions on a waiting stream; see [`submit::BATCH`]. AMD's runtime also keeps the
+/// arguments of a stream's launches in 1 MiB, and a launch that finds no room there waits: after about 190
+/// launches with arguments of 4 KiB behind a wait, where CUDA takes the maximum.
+const SUBMISSIONS: u32 = 1000;
 
 /// An attribute of a device; 0 if the runtime does not know it.
 pub(super) fn attribute(hip: &Hip, device: i32, which: u32) -> i32 {
