@@ -254,7 +254,7 @@ fn an_adopted_buffer_comes_back_behind_the_work_of_streams() {
     let other = gpu.stream().unwrap();
     let buffer = std::thread::scope(|s| {
         let late = s.spawn(|| {
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(Duration::from_secs(1));
             let late = gate(&gpu, &other);
             first.store(1).unwrap();
             late

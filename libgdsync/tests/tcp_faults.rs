@@ -339,8 +339,8 @@ fn recorded_greetings_prove_nothing() {
         }
         // To the side that connects: what its peer said, and what it says itself.
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        p.proxy.aim(server.local_addr().unwrap());
         p.proxy.plan([]);
+        p.proxy.aim(server.local_addr().unwrap());
         for mirror in [false, true] {
             let (mut stream, _) = server.accept().unwrap();
             let mut opening = [0; 40];
@@ -353,8 +353,8 @@ fn recorded_greetings_prove_nothing() {
             stream.write_all(verdict).unwrap();
             assert_eq!(read_all(&mut stream), []);
         }
-        p.proxy.aim(there);
         p.proxy.plan([]);
+        p.proxy.aim(there);
         drop(server);
         assert!(p.exchange(1, &[], "the real peer"));
     }

@@ -212,7 +212,8 @@ fn ten_thousand_silent_connections_change_nothing() {
     println!("{count} silent connections");
     assert!(count >= 1000);
     let gpu = Gpu::soft().unwrap();
-    let mut p = Couple::new(&gpu, false, &QpConfig::default());
+    // A connection may take long.
+    let mut p = Couple::new(&gpu, false, &QpConfig::default().ack_timeout(18));
     let there = socket(&p.b.qp.address());
     p.connect();
     assert!(p.exchange(1, &[], "before"));

@@ -77,7 +77,16 @@ fn messages_progress_while_all_host_threads_sleep() {
             assert!(words.iter().all(|w| w.load().unwrap() == 0));
             together.wait();
             if ctx.rank() == 0 {
-                *before.lock().unwrap() = others();
+                // The thread that joins the ranks may not be asleep yet.
+                let mut asleep = others();
+                for _ in 0..NAPS {
+                    sleep(NAP);
+                    let earlier = std::mem::replace(&mut asleep, others());
+                    if earlier == asleep {
+                        break;
+                    }
+                }
+                *before.lock().unwrap() = asleep;
             }
             together.wait();
 

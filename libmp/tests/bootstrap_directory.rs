@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jobs::{LONG, Place, all_in as all, until};
@@ -105,12 +106,17 @@ fn duplicate_rank_and_different_job_size_are_refused() {
     assert!(ranks[1].receive(0).unwrap().is_some());
     drop(ranks);
 
-    let short = Duration::from_secs(2);
+    // Rank 1 joins again until rank 0 has seen it.
+    let seen = AtomicBool::new(false);
     let e = std::thread::scope(|s| {
-        let other = s.spawn(|| Directory::join(&place.0, 1, 3, short));
-        let e = Directory::join(&place.0, 0, 2, short).unwrap_err();
-        assert!(other.join().unwrap().is_err());
-        e
+        s.spawn(|| {
+            while !seen.load(Ordering::Relaxed) {
+                Directory::join(&place.0, 1, 3, Duration::from_millis(500)).unwrap_err();
+            }
+        });
+        let joined = Directory::join(&place.0, 0, 2, LONG);
+        seen.store(true, Ordering::Relaxed);
+        joined.unwrap_err()
     });
     assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(1)));
     assert!(e.to_string().contains("expects 3 ranks"), "{e}");

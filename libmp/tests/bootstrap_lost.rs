@@ -384,7 +384,7 @@ fn receives_from_any_rank_match_without_the_store() {
 fn meanwhile<T: Send + 'static>(store: &Store, call: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, answer) = std::sync::mpsc::channel();
     let caller = std::thread::spawn(move || done.send(call()).unwrap());
-    let answered = answer.recv_timeout(secs(10));
+    let answered = answer.recv_timeout(secs(60));
     store.gate.closed.store(false, Ordering::Relaxed);
     caller.join().unwrap();
     answered.expect("a call waited for the poll")

@@ -90,8 +90,9 @@ fn ring(rank: &dyn Bootstrap) {
     let mut text = Vec::new();
     read.read_to_end(&mut text).unwrap();
     assert_eq!(text, left.to_le_bytes());
-    // No rank leaves before all are done: messages in flight to a rank that leaves are lost.
-    for other in 0..size {
+    // No rank leaves before all are done: messages in flight to a rank that leaves are lost. Rank 0,
+    // which may host the store, is the last to learn it.
+    for other in (0..size).rev() {
         rank.send(other, 2, b"done").unwrap();
     }
     for _ in 0..size {
@@ -110,7 +111,7 @@ fn die(rank: &dyn Bootstrap) {
     until(|| rank.gone(1).then_some(()));
     let e = rank.send(1, 0, b"").unwrap_err();
     assert_eq!(e.rank(), Some(1));
-    for other in [0, 2] {
+    for other in [2, 0] {
         rank.send(other, 0, b"still").unwrap();
     }
     for _ in 0..2 {
@@ -189,29 +190,34 @@ fn launchers() {
     }
 }
 
-/// A port that is free now, and the next one.
+/// Stores listen here: connections, whose source is 127.0.0.1, take none of its ports.
+const HOST: &str = "127.0.0.2";
+const BIND: (&str, &str) = ("MP_BIND", HOST);
+
+/// A port of [`HOST`] that is free now, and the next one.
 fn free_port() -> u16 {
     until(|| {
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
+        let free = TcpListener::bind((HOST, 0)).and_then(|l| l.local_addr());
         let port = free.ok()?.port();
         let next = port.checked_add(1)?;
-        TcpListener::bind(("127.0.0.1", next)).ok().map(|_| port)
+        TcpListener::bind((HOST, next)).ok().map(|_| port)
     })
 }
 
 /// Three ranks that meet at a store.
 fn at_store(part: &str, store: &str) -> Vec<Child> {
-    start(part, 3, EXPLICIT, &[("MP_STORE", store), SECRET])
+    start(part, 3, EXPLICIT, &[("MP_STORE", store), BIND, SECRET])
 }
 
 fn hosted() {
     let port = free_port().to_string();
-    expect_ring(at_store("ring", &format!("tcp://127.0.0.1:{port}")));
+    expect_ring(at_store("ring", &format!("tcp://{HOST}:{port}")));
     // As if the ranks were on several hosts.
     let spread = [
         ("LOCAL_WORLD_SIZE", "1"),
-        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_ADDR", HOST),
         ("MASTER_PORT", &port),
+        BIND,
         SECRET,
     ];
     expect_ring(start("ring", 3, ["RANK", "WORLD_SIZE"], &spread));
@@ -248,7 +254,7 @@ fn killed() {
     survive(in_folder("die", &folder));
     expect_ring(in_folder("ring", &folder));
 
-    let store = format!("tcp://127.0.0.1:{}", free_port());
+    let store = format!("tcp://{HOST}:{}", free_port());
     survive(at_store("die", &store));
 }
 

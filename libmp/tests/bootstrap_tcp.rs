@@ -32,9 +32,9 @@ fn receive_returns_credit_to_the_sender_at_once() {
     until(|| ranks[0].send(1, 0, &block).ok());
 }
 
-/// An address of this host without a listener.
+/// An address of this host without a listener, which no other test gets.
 fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.2:0").unwrap();
     listener.local_addr().unwrap()
 }
 
@@ -227,7 +227,7 @@ fn silent_connections_do_not_prevent_joining() {
 #[test]
 fn connection_that_ends_before_the_start_is_retried() {
     let secret = Secret::random().unwrap();
-    let fake = TcpListener::bind("127.0.0.1:0").unwrap();
+    let fake = TcpListener::bind("127.0.0.2:0").unwrap();
     let address = fake.local_addr().unwrap();
     let mut join = Join::new(address.to_string(), (0, 1), &secret, LONG);
     std::thread::scope(|s| {

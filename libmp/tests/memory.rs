@@ -255,13 +255,15 @@ const PAGE: usize = 4096;
 
 /// Three pages; the one in the middle is not mapped.
 fn hole() -> usize {
-    // SAFETY: new pages, one of which is unmapped at once; the system chooses their address.
+    // Far below the addresses that the system chooses, so that no other thread's mapping gets the hole.
+    let far = std::ptr::without_provenance_mut(1 << 45);
+    // SAFETY: new pages, one of which is unmapped at once; the address is a proposal.
     unsafe {
         let (prot, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
         );
-        let at = libc::mmap(std::ptr::null_mut(), 3 * PAGE, prot, flags, -1, 0);
+        let at = libc::mmap(far, 3 * PAGE, prot, flags, -1, 0);
         assert_ne!(at, libc::MAP_FAILED);
         assert_eq!(libc::munmap(at.add(PAGE), PAGE), 0);
         at as usize

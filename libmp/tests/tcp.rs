@@ -163,7 +163,10 @@ fn start(part: &str, variables: &[(&str, String)]) -> Vec<Child> {
 
 /// What the ranks of a job print; `store`: they meet at a store.
 fn outputs(part: &str, store: bool, variables: &[(&str, &str)]) -> Vec<String> {
-    let place = Place::new(&format!("tcp-{part}"));
+    // Tests of this process run at the same time.
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    let place = Place::new(&format!("tcp-{part}-{call}"));
     let mut all: Vec<_> = variables
         .iter()
         .map(|(name, value)| (*name, (*value).to_owned()))
@@ -279,7 +282,7 @@ fn contexts_with_different_keys_do_not_connect() {
         let options = TcpOptions::default().key([key; 32]).address(address);
         let builder = Context::builder().bootstrap(ranks.next().unwrap());
         let builder = builder.path(mp::PathChoice::Tcp).tcp(options);
-        let builder = builder.timeout(Duration::from_secs(2));
+        let builder = builder.timeout(Duration::from_secs(10));
         builder.gpu(&gpu()).build().unwrap()
     });
     std::thread::scope(|threads| {
@@ -287,8 +290,9 @@ fn contexts_with_different_keys_do_not_connect() {
             threads.spawn(|| {
                 assert!(ctx.device().name().contains("tcp 127.0.0.1:"));
                 let memory = ctx.alloc(MemoryKind::Pinned, 8).unwrap();
-                let send = ctx.isend(1 - ctx.rank(), 1, &memory.all()).unwrap();
-                let e = send.wait(LIMIT).unwrap_err();
+                // The other rank may have given this one up already.
+                let send = ctx.isend(1 - ctx.rank(), 1, &memory.all());
+                let e = send.and_then(|send| send.wait(LIMIT)).unwrap_err();
                 assert!(matches!(e.kind(), mp::Kind::PeerFailed(_)), "{e}");
                 println!("{e}");
             });

@@ -49,11 +49,7 @@ fn ready_word(bursts: usize, short: usize, background: bool) {
     };
     ranks_with(
         1,
-        move |b| {
-            b.progress(progress)
-                .timeout(Duration::from_secs(5))
-                .watchdog(Duration::from_secs(2))
-        },
+        move |b| b.progress(progress),
         move |ctx| {
             let len = bursts * (4 << 20) - short;
             let [a, b] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
@@ -82,7 +78,7 @@ fn ready_word(bursts: usize, short: usize, background: bool) {
             let s2 = ctx.isend_on(&a, 0, 2, &from2.all()).unwrap();
             s1.wait(LIMIT).unwrap();
             // Nothing blocks the second message.
-            let done = ctx.synchronize(&a, Duration::from_secs(8));
+            let done = ctx.synchronize(&a, LIMIT);
             assert!(done.is_ok(), "{done:?}");
             r1.wait_on(&b).unwrap();
             mp::wait_all(&[r1, r2, s2], LIMIT).unwrap();
@@ -107,7 +103,7 @@ fn pieces(ctx: &mp::Context) -> impl Fn(usize, usize) -> mp::Slice {
 }
 
 fn idle(stream: &gdsync::Stream) {
-    assert!(stream.synchronize(Duration::from_secs(5)).unwrap());
+    assert!(stream.synchronize(LIMIT).unwrap());
 }
 
 fn progress_for_a_while(ctx: &mp::Context) {
@@ -123,10 +119,7 @@ fn progress_for_a_while(ctx: &mp::Context) {
 fn round_of_the_cpu_does_not_overwrite_the_word_of_a_later_message() {
     ranks_with(
         1,
-        |b| {
-            let b = b.progress(Progress::Manual).depth(2).eager_limit(1024);
-            b.timeout(Duration::from_secs(5))
-        },
+        |b| b.progress(Progress::Manual).depth(2).eager_limit(1024),
         |ctx| {
             let [a, b] = [0, 1].map(|_| ctx.gpu().stream().unwrap());
             // Two steps of 64 KiB: this message, its two words, 8 bytes and their first word.
@@ -158,7 +151,7 @@ fn round_of_the_cpu_does_not_overwrite_the_word_of_a_later_message() {
             ctx.progress();
             gate.open();
             for request in all {
-                request.wait(Duration::from_secs(8)).unwrap();
+                request.wait(LIMIT).unwrap();
             }
         },
     );
@@ -178,10 +171,7 @@ fn refused_message_leaves_the_stamp_of_the_next_message_in_its_slot() {
 fn refused_before(swapped: bool, len: usize) {
     ranks_with(
         1,
-        |b| {
-            let b = b.progress(Progress::Manual).depth(2).eager_limit(1024);
-            b.timeout(Duration::from_secs(5))
-        },
+        |b| b.progress(Progress::Manual).depth(2).eager_limit(1024),
         move |ctx| {
             let [mut refused, mut next, taker, other] = [0; 4].map(|_| ctx.gpu().stream().unwrap());
             if swapped {

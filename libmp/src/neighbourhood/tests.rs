@@ -32,7 +32,7 @@ fn torn_wait_is_released() {
         let mut open = move || {
             let gpu = Gpu::soft().unwrap();
             let builder = Context::builder().bootstrap(jobs.next().unwrap());
-            let timeout = if leaves { 60 } else { 1 };
+            let timeout = if leaves { 60 } else { 5 };
             let builder = builder.gpu(&gpu).timeout(Duration::from_secs(timeout));
             builder.build().unwrap()
         };

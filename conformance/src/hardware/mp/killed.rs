@@ -91,7 +91,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         let in_flight = checked.is_err();
         match checked.and(posted) {
             Ok(posted) => before = posted,
-            Err(failed) => break (failed, in_flight || stops),
+            Err(failed) => break (failed, in_flight),
         }
         if last || !stops && batch == WARM {
             println!("{GOING}");
