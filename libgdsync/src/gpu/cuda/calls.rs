@@ -322,6 +322,10 @@ impl Driver for Cuda {
         call!(self.cuMemHostAlloc(at, len, consts::CU_MEMHOSTALLOC_PORTABLE))
     }
 
+    fn registers_twice(&self) -> bool {
+        false
+    }
+
     unsafe fn host_register(&self, at: Handle, len: usize, device_registers: bool) -> Called {
         let plain = consts::CU_MEMHOSTREGISTER_PORTABLE | consts::CU_MEMHOSTREGISTER_DEVICEMAP;
         let flags = match device_registers {

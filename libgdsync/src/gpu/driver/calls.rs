@@ -165,6 +165,8 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn mem_alloc(&self, at: &mut u64, len: usize) -> Called;
     unsafe fn mem_free(&self, at: u64) -> Called;
     unsafe fn host_alloc(&self, at: &mut Handle, len: usize) -> Called;
+    /// Whether the driver registers memory twice without an error, and ends both registrations at once.
+    fn registers_twice(&self) -> bool;
     /// Registers host memory for all contexts; `device_registers`: it may be a device's registers.
     unsafe fn host_register(&self, at: Handle, len: usize, device_registers: bool) -> Called;
     unsafe fn host_unregister(&self, at: Handle) -> Called;

@@ -163,6 +163,15 @@ unsafe fn register(
 /// The memory is valid.
 unsafe fn register_run(context: &Context, from: usize, to: usize) -> Result<bool> {
     let _own = context.enter_own()?;
+    let is_known = |page: usize| {
+        let mut host = std::ptr::null_mut();
+        // SAFETY: stores an address.
+        let _ = unsafe { context.driver.host_pointer(&mut host, page as u64) };
+        !host.is_null()
+    };
+    if context.driver.registers_twice() && (from..to).step_by(PAGE).any(is_known) {
+        return Ok(false);
+    }
     // The first try is for device registers; the driver refuses ordinary memory there and accepts
     // it at the second try.
     for registers in [true, false] {

@@ -12,7 +12,7 @@ use gdsync_sys::hip::{Hip, HipResult, Hsa, consts};
 use super::{code, device, exported, submit};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{
-    ALREADY_REGISTERED, Called, Context, Driver, Handle, MISSING, OK, Physical, call, elf, optional,
+    Called, Context, Driver, Handle, MISSING, OK, Physical, call, elf, optional,
 };
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::{DevicePtr, Op, Width};
@@ -47,9 +47,6 @@ fn attributes(hip: &Hip, at: u64) -> Option<hipPointerAttribute_t> {
         asked.is_success().then(|| all.assume_init())
     }
 }
-
-/// Bytes of a page of host memory.
-const PAGE: usize = 4096;
 
 /// The properties of physical memory.
 fn prop(device: i32) -> hipMemAllocationProp {
@@ -331,20 +328,11 @@ impl Driver for Hip {
         call!(self.hipHostMalloc(at, len, flags | consts::hipHostMallocCoherent))
     }
 
-    /// HIP registers memory twice without an error, and the end of one registration then ends the other.
-    /// Therefore each page is looked up first.
+    fn registers_twice(&self) -> bool {
+        true
+    }
+
     unsafe fn host_register(&self, at: Handle, len: usize, device_registers: bool) -> Called {
-        let first = at.addr() as u64;
-        let mut pages = (first..first + len as u64).step_by(PAGE);
-        let version = version(self);
-        let is_host = |all: hipPointerAttribute_t| all.memory_kind(version) == MemoryKind::Host;
-        if pages.any(|page| attributes(self, page).is_some_and(is_host)) {
-            let call = "hipHostRegister";
-            return Called {
-                code: ALREADY_REGISTERED,
-                call,
-            };
-        }
         let plain = consts::hipHostRegisterPortable | consts::hipHostRegisterMapped;
         let flags = match device_registers {
             true => plain | consts::hipHostRegisterIoMemory,
