@@ -32,7 +32,7 @@ const STEP: usize = 16;
 const MESSAGES: usize = 251;
 
 /// The time after which a rank whose messages have not ended prints that it waits.
-const STALL: Duration = Duration::from_millis(100);
+const STALL: Duration = Duration::from_secs(1);
 
 /// The victim's part in the messages: a name, whether it sends, and whether it has stopped when it is
 /// killed.
@@ -91,7 +91,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         let in_flight = checked.is_err();
         match checked.and(posted) {
             Ok(posted) => before = posted,
-            Err(failed) => break (failed, in_flight),
+            Err(failed) => break (failed, in_flight || stops),
         }
         if last || !stops && batch == WARM {
             println!("{GOING}");
