@@ -99,6 +99,7 @@ fn peers_unmap_memory_that_was_released() {
             ROUND.wait();
             if me == 0 && round == 9 {
                 EARLY.store(mappings(), Ordering::SeqCst);
+                assert_ne!(EARLY.load(Ordering::SeqCst), 0);
             }
             ROUND.wait();
         }
