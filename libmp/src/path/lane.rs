@@ -84,13 +84,12 @@ impl Lane {
         }
     }
 
-    /// Whether a kernel may poll for what arrives through this lane by `path`: words of the NIC, or
-    /// messages in `flagged` rooms.
+    /// Whether a kernel may poll for what arrives through this lane by `path`: words that its queue pair
+    /// writes, or messages in `flagged` rooms.
     pub fn may_spin(&self, path: Path, flagged: bool) -> bool {
-        // The word of a copy is in host memory, which a kernel should not poll, and a CPU thread stores
-        // those of TCP. There are flagged rooms only if kernels of the peer run beside those of this
-        // rank, and only kernels find messages there.
-        flagged || path == Path::Nic && self.nic.as_ref().is_some_and(nic::Lane::may_spin)
+        // The word of a copy is in host memory, which a kernel should not poll. There are flagged rooms only
+        // if kernels of the peer run beside those of this rank, and only kernels find messages there.
+        flagged || path.has_queues() && self.nic.as_ref().is_some_and(nic::Lane::may_spin)
     }
 
     /// Whether kernels of the peer run beside kernels of this rank.

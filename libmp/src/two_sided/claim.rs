@@ -135,7 +135,7 @@ impl Engine {
         stream
             .check_room(4 + packed.map_or(0, |_| SCATTERS))
             .map_err(Error::from)?;
-        let polls = polls(common, channel, link);
+        let polls = polls(common, receive, channel, link);
         let words = self.result_words(common, receive, result);
         let passed = match report {
             Some(report) => (&report.word, report.value),
@@ -198,7 +198,7 @@ impl Engine {
     /// there and no other code needs the words in host memory.
     pub(super) fn report(&self, state: &mut State, key: RequestKey) -> Result<Option<InDevice>> {
         let (common, receive, channel, link) = state.incoming(key)?;
-        let polls = polls(common, channel, link) && channel.has_flagged(common.number);
+        let polls = polls(common, receive, channel, link) && channel.has_flagged(common.number);
         // If the sender does not look for the credit behind the flagged rooms, the stream returns it to host memory.
         let credit_in_host = !channel.credits_in_device(common.number);
         if !polls || receive.packed.is_some() || receive.result_in_host || credit_in_host {
@@ -224,10 +224,16 @@ impl Engine {
 }
 
 /// Whether a kernel polls for the message of a receive: one whose word needs no flush.
-pub(super) fn polls(common: &Common, channel: &RecvChannel, link: &mut Link) -> bool {
+pub(super) fn polls(
+    common: &Common,
+    receive: &Incoming,
+    channel: &RecvChannel,
+    link: &mut Link,
+) -> bool {
     let flagged = channel.has_flagged(common.number);
-    let by_queues = channel.path.has_queues();
-    let lane = link.lane(0).filter(|_| !common.large || !by_queues);
+    let lane = link
+        .lane(0)
+        .filter(|_| !needs_flush(common, receive, channel));
     lane.is_some_and(|lane| lane.may_spin(channel.path, flagged))
 }
 

@@ -314,8 +314,7 @@ impl Engine {
         let report = self.report(state, key)?;
         let (common, receive, channel, link) = state.incoming(key)?;
         let words = self.result_words(common, receive, result);
-        // The words that queue pairs write are waited for in the list, whatever a kernel may do.
-        let polls = !channel.path.has_queues() && polls(common, channel, link);
+        let polls = polls(common, receive, channel, link);
         if !polls {
             let word = channel.word(number, common.large).clone();
             let flush = needs_flush(common, receive, channel);
@@ -352,11 +351,8 @@ impl Engine {
         for (word, value, flush) in &waits.words {
             plan.wait(word, *value, *flush);
         }
-        for (at, put, flush) in &waits.puts {
-            plan.done_flushed(*at, *put, *flush);
-        }
         if let Some(last) = waits.claims.last() {
-            if !waits.words.is_empty() || !waits.puts.is_empty() {
+            if !waits.words.is_empty() {
                 let (word, value) = last.end();
                 plan.passed_by(word, value);
             }
@@ -366,6 +362,10 @@ impl Engine {
             let scatters: u32 = waits.claims.iter().map(|claim| claim.scatters).sum();
             let kernels = alone + shared.div_ceil(UNPACKS);
             plan.kernels_here(1 + kernels as u32 + scatters);
+        }
+        // Behind the kernels, because the answer to a send often arrives with a message.
+        for (at, put, flush) in &waits.puts {
+            plan.done_flushed(*at, *put, *flush);
         }
         let State {
             peers, requests, ..
