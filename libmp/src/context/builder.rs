@@ -110,10 +110,11 @@ impl Builder {
     /// Sets the eager limit: the longest message, in bytes, that a sender may write before the
     /// receive is posted. A stream that sends a longer message waits until the receive is posted. A
     /// rank keeps [`depth`](Builder::depth) times this much memory for each peer and tag from which
-    /// messages up to the limit come. 1 byte to 1 MiB; default 4096 bytes.
+    /// messages up to the limit come. 1 byte to 1 MiB; default 4096 bytes, or 64 KiB for a peer by
+    /// [`Path::Tcp`](crate::Path::Tcp).
     #[must_use]
     pub fn eager_limit(mut self, bytes: usize) -> Builder {
-        self.config.eager_limit = bytes;
+        self.config.eager_limit = Some(bytes);
         self
     }
 

@@ -141,12 +141,12 @@ impl Channels {
             let error = Error::new(OPEN, Kind::QueueFull, what).with_rank(self.peer);
             return Err(error.with_limit(limit, "tags"));
         }
-        Ok(setup.config.shape())
+        Ok(setup.shape(self.peer))
     }
 
     /// Whether a mailbox may be made for a tag under which nothing is received.
     fn has_mailbox_room(&self, setup: &Setup<'_>) -> bool {
-        let most = most_unused(&setup.config.shape());
+        let most = most_unused(&setup.shape(self.peer));
         let channels = self.recvs.values();
         let unused = channels.filter(|c| c.is_open() && !c.numbers.is_used());
         unused.count() < most
@@ -481,7 +481,7 @@ mod tests {
     fn a_peer_that_announces_too_many_tags_waits_for_mailboxes() {
         with_setup(|setup| {
             let (mut a, mut b, mut out) = (Channels::new(1), Channels::new(0), Vec::new());
-            let most = most_unused(&setup.config.shape());
+            let most = most_unused(&setup.shape(1));
             a.send_channel(setup, (0, true), 1, &mut out).unwrap();
             let (_, block) = announced(&mut out);
             let mut tags = 0..;

@@ -7,7 +7,7 @@ use gdsync::rdma::Doorbell;
 
 use super::channels::MOST_CHANNELS;
 use crate::error::{Error, Kind, Result};
-use crate::path::{PathChoice, switch};
+use crate::path::{Path, PathChoice, switch};
 use crate::trace::MOST_EVENTS;
 use crate::wire::control::Shape;
 
@@ -58,7 +58,8 @@ pub enum Full {
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub name: String,
-    pub eager_limit: usize,
+    /// `None`: that of the path.
+    pub eager_limit: Option<usize>,
     pub depth: u32,
     pub timeout: Duration,
     pub watchdog: Duration,
@@ -81,10 +82,20 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    pub fn shape(&self) -> Shape {
+    /// The longest eager message of a path in bytes. By TCP a longer one asks for its memory by a
+    /// message that costs the CPUs as much as a copy of this length.
+    pub fn eager_limit(&self, path: Path) -> usize {
+        self.eager_limit.unwrap_or(match path {
+            Path::Tcp => 64 << 10,
+            _ => 4096,
+        })
+    }
+
+    /// The shape of channels by a path.
+    pub fn shape(&self, path: Path) -> Shape {
         Shape {
             depth: self.depth,
-            eager: self.eager_limit as u32,
+            eager: self.eager_limit(path) as u32,
             start: self.start,
             zero_sm: self.zero_sm.unwrap_or_default(),
         }
@@ -117,8 +128,9 @@ impl Config {
             );
             return refuse(what, 1024, "messages");
         }
-        if !(1..=1 << 20).contains(&self.eager_limit) {
-            let limit = self.eager_limit;
+        if let Some(limit) = self.eager_limit
+            && !(1..=1 << 20).contains(&limit)
+        {
             let what = format!("an eager limit of {limit} bytes is invalid; use at least 1 byte");
             return refuse(what, 1 << 20, "bytes");
         }
@@ -136,7 +148,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             name: "mp".to_owned(),
-            eager_limit: 4096,
+            eager_limit: None,
             depth: 16,
             timeout: Duration::from_secs(30),
             watchdog: Duration::from_secs(10),

@@ -57,8 +57,8 @@ impl Engine {
         }
         let late = entry.take_late();
         if let Some(peer) = state.peers.get_mut(entry.peer) {
-            let limit = self.config.eager_limit as u64;
-            peer.counts.ended(entry, status, len, limit);
+            let limit = self.config.eager_limit(self.paths.to(entry.peer));
+            peer.counts.ended(entry, status, len, limit as u64);
             if let Some((late, channel)) = late.zip(peer.channels.sends.get_mut(&entry.tag)) {
                 channel.keep_late(late);
             }
@@ -296,7 +296,8 @@ impl Engine {
         }
         // Numbers restart when a channel was retired and opened again.
         let first_use = channel.side.first_use;
-        let (eager, long) = (self.config.eager_limit as u64, channel.has_long(len));
+        let eager = self.config.eager_limit(self.paths.to(rank)) as u64;
+        let long = channel.has_long(len);
         self.set_error(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;

@@ -17,7 +17,7 @@ use super::ready::READY;
 use super::state::not_connected;
 use super::zero_sm::{self, ZeroSmChannels};
 use crate::error::{Error, Kind, Result};
-use crate::path::{LANES, Lane, Link, Paths, Put};
+use crate::path::{LANES, Lane, Link, Path, Paths, Put};
 use crate::plan::{LaneId, PeerLanes};
 use crate::request::entry::{Entry, Operation};
 use crate::request::fault::Name;
@@ -159,6 +159,9 @@ impl Need {
     }
 }
 
+/// The path whose settings two ranks compare before they know that they have chosen the same one.
+const UNCHOSEN: Path = Path::Nic;
+
 /// The inputs for opening lanes and channels.
 pub(crate) struct Setup<'a> {
     pub paths: &'a Paths,
@@ -167,6 +170,11 @@ pub(crate) struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
+    /// The shape of channels with `peer`, to which the path is chosen.
+    pub fn shape(&self, peer: u32) -> Shape {
+        self.config.shape(self.paths.to(peer))
+    }
+
     /// What the end of a circuit is made from.
     pub fn circuits(&self) -> circuits::Origin<'a> {
         circuits::Origin {
@@ -179,7 +187,7 @@ impl<'a> Setup<'a> {
     pub fn zero_sm(&self) -> zero_sm::Origin<'a> {
         zero_sm::Origin {
             paths: self.paths,
-            room: self.config.eager_limit.next_multiple_of(64),
+            room: self.config.eager_limit(Path::Ipc).next_multiple_of(64),
         }
     }
 }
@@ -288,7 +296,7 @@ impl Peer {
     pub fn introduce(&mut self, setup: &Setup<'_>, out: &mut Vec<Control>) -> bool {
         let paths = setup.paths;
         if !std::mem::replace(&mut self.meeting.introduced, true) {
-            out.extend(paths.introduction(self.rank, setup.config.shape()));
+            out.extend(paths.introduction(self.rank, setup.config.shape(UNCHOSEN)));
         }
         self.meeting.waits = paths.chosen(self.rank).is_none();
         !self.meeting.waits
@@ -339,7 +347,7 @@ impl Peer {
         out.extend(made.map(|end| Control::Connect {
             lane,
             ends: vec![end],
-            shape: setup.config.shape(),
+            shape: setup.config.shape(UNCHOSEN),
         }));
         Ok(())
     }
@@ -365,7 +373,7 @@ impl Peer {
                 self.meeting.introduced = true;
                 let answer = setup.paths.answer(self.rank, gpu);
                 out.push(Control::AnswerPath(answer.clone()));
-                self.agree(setup, *shape)?;
+                self.agree(setup.config.shape(UNCHOSEN), *shape)?;
                 self.meeting.ours = Some(answer);
                 self.choose_path(setup);
             }
@@ -383,7 +391,7 @@ impl Peer {
                 // Sent before the check of the peer's settings, so that the peer can compare its
                 // settings, too.
                 self.lane(setup, *lane, out)?;
-                self.agree(setup, *shape)?;
+                self.agree(setup.config.shape(UNCHOSEN), *shape)?;
                 self.link.connect(setup.paths, *lane, ends)?;
                 out.push(Control::Up { lane: *lane });
             }
@@ -394,7 +402,7 @@ impl Peer {
                 shape,
                 eager,
             } => {
-                self.agree(setup, *shape)?;
+                self.agree(setup.shape(self.rank), *shape)?;
                 let tag = (*tag, *eager);
                 self.channels.peer_sends(setup, tag, block, out)?;
             }
@@ -408,7 +416,7 @@ impl Peer {
                 long_flags,
                 shape,
             } => {
-                self.agree(setup, *shape)?;
+                self.agree(setup.shape(self.rank), *shape)?;
                 let memory = [&block[..], rooms, flagged, long];
                 let flags = [*flags, *long_flags];
                 self.channels
@@ -527,8 +535,7 @@ impl Peer {
         credited
     }
 
-    fn agree(&self, setup: &Setup<'_>, theirs: Shape) -> Result<()> {
-        let ours = setup.config.shape();
+    fn agree(&self, ours: Shape, theirs: Shape) -> Result<()> {
         if ours == theirs {
             return Ok(());
         }

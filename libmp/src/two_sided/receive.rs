@@ -47,7 +47,7 @@ impl Engine {
         if spec.from == Source::Rank(NULL_RANK) {
             return self.null(spec.tag, || Operation::Receive(Incoming::default()), post);
         }
-        let large = len > self.config.eager_limit as u64;
+        let large = self.is_large(spec.from, len)?;
         let whole = match (spec.packed, large) {
             (None, true) => self.packs(spec.from, &spec.on, spec.segments, len)?,
             _ => None,

@@ -14,7 +14,7 @@ use super::state::{State, not_connected};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::MOST_CHUNKS;
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, Lane, List, MOST_BYTES, MOST_PIECES, Paths, Put, Span};
+use crate::path::{Batch, Lane, List, MOST_BYTES, MOST_PIECES, Path, Paths, Put, Span};
 use crate::region::{Slice, Strided};
 use crate::request::entry::{Common, Entry, Handle, Operation, Outgoing, Poster, SendState};
 use crate::request::table::RequestKey;
@@ -205,19 +205,31 @@ impl Engine {
 
     #[inline]
     fn number_and_post(&self, spec: &SendOp<'_>, len: u64, post: bool) -> Result<RequestKey> {
+        let large = self.is_large(Source::Rank(spec.to), len)?;
         self.reopening(|| {
-            let (state, lane) = self.ensure(spec.to, &spec.on, self.need(spec.tag, len))?;
-            let number = |state: &mut State| self.number_send(state, spec, lane, len, post);
+            let need = Need::Send {
+                tag: spec.tag,
+                eager: !large,
+            };
+            let (state, lane) = self.ensure(spec.to, &spec.on, need)?;
+            let number = |state: &mut State| self.number_send(state, spec, (lane, need), len, post);
             self.start(Some(state), post, number)
         })
         .map_err(|e| e.of_peer(spec.to))
     }
 
-    /// What a send of so many bytes needs.
+    /// Whether a message of `len` bytes with this peer is above the eager limit. A receive from any rank
+    /// may be: it takes an eager message as well.
     #[inline]
-    fn need(&self, tag: u32, len: u64) -> Need {
-        let eager = len <= self.config.eager_limit as u64;
-        Need::Send { tag, eager }
+    pub(super) fn is_large(&self, peer: Source, len: u64) -> Result<bool> {
+        let limit = |path| self.config.eager_limit(path) as u64;
+        let (least, most) = (limit(Path::Nic), limit(Path::Tcp));
+        Ok(match peer {
+            Source::Rank(rank) if (least + 1..=most).contains(&len) => {
+                len > limit(self.path_to(rank)?)
+            }
+            _ => len > least,
+        })
     }
 
     /// Numbers a send. The flag in the result says whether it is posted: a short message on a
@@ -226,7 +238,7 @@ impl Engine {
         &self,
         state: &mut State,
         spec: &SendOp<'_>,
-        lane: u8,
+        (lane, need): (u8, Need),
         len: u64,
         post: bool,
     ) -> Result<(RequestKey, bool)> {
@@ -241,7 +253,7 @@ impl Engine {
         }
         let none = || not_connected(PREPARE, rank);
         let peer = state.peers.get_mut(spec.to).ok_or_else(none)?;
-        if !peer.can_post(lane, self.need(spec.tag, len)) {
+        if !peer.can_post(lane, need) {
             return Err(peer.error(PREPARE));
         }
         let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(none)?;
@@ -251,7 +263,7 @@ impl Engine {
         channel.refresh_ready(number);
         let stream = spec.on.stream();
         state.requests.reserve(&self.gpu)?;
-        let large = len > self.config.eager_limit as u64;
+        let large = matches!(need, Need::Send { eager: false, .. });
         let mut common = Common {
             number,
             poster: Poster {

@@ -198,7 +198,8 @@ impl Engine {
     /// Says what a request waits for, and what to check; `within`: the time waited, with a leading
     /// space.
     fn lacks(&self, state: &State, entry: &Entry, lack: Option<Lack>, within: &str) -> String {
-        let (rank, depth, eager) = (entry.peer, self.config.depth, self.config.eager_limit);
+        let (rank, depth) = (entry.peer, self.config.depth);
+        let eager = self.config.eager_limit(self.paths.to(rank));
         let manual = match self.config.progress {
             Progress::Manual => "; call progress() (Progress::Manual)",
             Progress::Background => "",

@@ -10,6 +10,7 @@ use super::spec::{On, RecvOp, SendOp, Source};
 use super::state::{State, not_connected};
 use super::zero_sm::{self, ENTRIES, Half, POST, Tried};
 use crate::error::{Error, Kind, Result};
+use crate::path::Path;
 use crate::request::entry::{Common, Entry, Operation, Poster};
 use crate::request::table::RequestKey;
 use crate::request::zero_sm::ZeroSm;
@@ -23,7 +24,7 @@ impl Engine {
         let (rank, memory) = (spec.to, spec.segments.first());
         let len = total(&self.paths, POST, spec.segments)?;
         let sent = self.open_zero_sm(rank, spec.tag, true).and_then(|()| {
-            if len > self.config.eager_limit as u64 {
+            if len > self.config.eager_limit(Path::Ipc) as u64 {
                 self.show(rank, memory)?;
             }
             let common = || Common {
@@ -174,7 +175,7 @@ impl Engine {
             return Err(full(spec.to, spec.tag, "messages to", "has received"));
         }
         let message = (spec.segments.first(), len);
-        let eager = self.config.eager_limit as u64;
+        let eager = self.config.eager_limit(Path::Ipc) as u64;
         zero_sm::send(channel, &peer.link.shared, message, eager, spec.on.stream())
     }
 
