@@ -12,6 +12,7 @@
 //! `docs/runtimes.md` describes how a runtime is added.
 
 mod alloc;
+mod chunks;
 mod consistency;
 mod cuda;
 mod driver;
@@ -46,6 +47,7 @@ use crate::memop::trace::Tracer;
 use crate::memop::{Batch, Op, legal};
 
 pub use crate::memop::{Caps, Condition, DevicePtr};
+pub(crate) use chunks::{AHEAD, Chunk, Chunks, LEAST};
 pub use consistency::Consistency;
 pub(crate) use consistency::no_consistency;
 #[doc(hidden)]
@@ -65,6 +67,7 @@ pub use name::{GpuName, auto_goes_on};
 pub(crate) use region::WeakRegion;
 pub use region::{MemoryKind, Region, Span, Word32, Word64};
 pub(crate) use runtime::Ends;
+pub(crate) use runtime::Way;
 use runtime::{Opener, Runtime};
 pub use share::SharedMemory;
 use stream::Adopted;

@@ -1,5 +1,5 @@
-//! The interface of a GPU runtime to the library: six traits ([`Runtime`], [`Backing`],
-//! [`StreamHandle`], [`EventHandle`], [`GraphHandle`], [`ModuleHandle`]), which the folder of each runtime
+//! The interface of a GPU runtime to the library: seven traits ([`Runtime`], [`Backing`],
+//! [`Copier`], [`StreamHandle`], [`EventHandle`], [`GraphHandle`], [`ModuleHandle`]), which the folder of each runtime
 //! implements.
 //!
 //! A handle is an object of its runtime behind the handle's trait. A submission costs one virtual
@@ -109,10 +109,40 @@ pub(crate) trait Runtime: Any + Send + Sync + fmt::Debug {
     /// Blocks the CPU until the NIC writes to GPU memory are visible to it, independent of the
     /// streams.
     fn host_flush(&self) -> Result<()>;
+    /// Copies beside the caller, of this many slots; `None` if the CPU can load the GPU's memory.
+    fn copier(&self, _slots: usize) -> Result<Option<Box<dyn Copier>>> {
+        Ok(None)
+    }
     /// Loads the kernels of an image. They are never unloaded.
     fn load(&self, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>>;
     /// As [`Runtime::load`], from binary code of the runtime.
     fn load_binary(&self, code: &[u8]) -> Result<Arc<dyn ModuleHandle>>;
+}
+
+/// The direction of a copy of device memory, as the host sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    Out,
+    In,
+}
+
+/// A copy engine that copies beside the caller, and that no wait of a stream of the application blocks.
+/// When it is dropped, all copies are done.
+pub(crate) trait Copier: Send + Sync {
+    /// Starts the copy of a slot, whose last copy is done.
+    ///
+    /// # Safety
+    /// Both ranges are valid until the copy is done, `host` is pinned, and nothing else accesses it.
+    unsafe fn start(
+        &self,
+        slot: usize,
+        way: Way,
+        host: *mut u8,
+        at: DevicePtr,
+        len: usize,
+    ) -> Result<()>;
+    /// Whether the last copy of a slot is done.
+    fn is_done(&self, slot: usize) -> Result<bool>;
 }
 
 /// Memory that a runtime allocated or registered.

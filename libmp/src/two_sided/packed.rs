@@ -3,7 +3,7 @@
 //! stream, and a receive is scattered from it when its message is taken in.
 //!
 //! Streams also pack single pieces of device memory that go by TCP if the CPU cannot load it: the thread of the TCP
-//! device would copy them by a copy engine and wait for it.
+//! device would copy them by a copy engine, of which a short copy takes longer than a kernel.
 
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
@@ -11,7 +11,6 @@ use gdsync::gpu::MemoryKind;
 use super::engine::Engine;
 use super::send::total;
 use super::spec::{On, Source};
-use super::staging::IDLE_BYTES;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Kernels, Pieces};
 use crate::path::{MOST_BYTES, Path};
@@ -60,8 +59,9 @@ impl Engine {
         segments: &[Slice],
         len: u64,
     ) -> Result<Option<Strided>> {
-        /// Longer messages would take staging memory that is not kept for the next one.
-        const MOST: u64 = IDLE_BYTES as u64 / 2;
+        /// The thread of the TCP device streams longer messages through the copy engine while it sends and
+        /// receives.
+        const MOST: u64 = 256 << 10;
         let ([one], Source::Rank(rank)) = (segments, peer) else {
             return Ok(None);
         };

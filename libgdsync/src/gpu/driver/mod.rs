@@ -2,10 +2,12 @@
 //! folder of each runtime implements on its table of functions.
 //!
 //! `context` explains the second context, `deferred` the time at which memory is freed, `engine`
-//! the access of the CPU and of virtual NICs to device memory.
+//! the access of the CPU and of virtual NICs to device memory, `copier` that of threads which go on
+//! meanwhile.
 
 mod calls;
 mod context;
+mod copier;
 mod deferred;
 pub(super) mod elf;
 mod engine;
@@ -27,11 +29,14 @@ use std::time::Duration;
 
 use gds_step::{Host, MachineId, Mutex, Time};
 
-use super::runtime::{Allocation, Ends, EventHandle, ModuleHandle, Owner, Runtime, StreamHandle};
+use super::runtime::{
+    Allocation, Copier, Ends, EventHandle, ModuleHandle, Owner, Runtime, StreamHandle,
+};
 use super::{GpuIdentity, KernelImage, MemoryKind, SharedMemory, Unreachable, WaitLimits};
 use crate::error::Result;
 use crate::memop::{Caps, DevicePtr};
 
+use copier::DriverCopier;
 use module::Module;
 use stream::{DriverEvent, DriverStream};
 
@@ -197,6 +202,10 @@ impl Runtime for DriverRuntime {
 
     fn host_flush(&self) -> Result<()> {
         self.context.host_flush()
+    }
+
+    fn copier(&self, slots: usize) -> Result<Option<Box<dyn Copier>>> {
+        Ok(Some(Box::new(DriverCopier::new(&self.context, slots)?)))
     }
 
     fn load(&self, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>> {

@@ -1,12 +1,16 @@
 //! What a queue pair receives: a buffer of bytes, of which heads and short payloads are taken, and
-//! memory that long payloads are read into without the buffer.
+//! memory that long payloads are read into without the buffer: that of the payload, or chunks whose bytes
+//! a copy engine copies to a GPU's memory.
 
+use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 
 use super::Broken;
-use super::memory::Pieces;
+use super::memory::{Piece, Pieces};
 use super::seal::{RECORD, Seal};
-use super::wire::{Wire, piece};
+use super::wire::{Wire, iovec, piece};
+use crate::gpu::{AHEAD, Chunk, Chunks};
 
 /// Bytes of the buffer.
 const BUFFER: usize = 64 * 1024;
@@ -44,6 +48,12 @@ impl Sink {
             }
             self.next += 1;
         }
+    }
+
+    /// The next piece, if `left` bytes of it and behind it go by chunks.
+    fn by_chunks(&self, left: usize) -> Option<&Piece> {
+        let piece = self.pieces.get(self.next)?;
+        piece.uses_chunks(left.min(piece.len)).then_some(piece)
     }
 
     /// Stores bytes; those without room are dropped. `false`: the GPU is lost.
@@ -88,16 +98,25 @@ pub struct Input {
     seal: Option<Seal>,
     /// Bytes of records that are not opened yet.
     records: Vec<u8>,
+    /// The chunk that the next bytes of a payload go to, and how many it has.
+    filling: Option<(Chunk, usize)>,
+    /// The chunks of the device.
+    all: Option<Arc<Chunks>>,
+    /// Full chunks that are copied to the memory of the payload.
+    copying: VecDeque<Chunk>,
 }
 
 impl Input {
-    pub fn new() -> Input {
+    pub fn new(all: Option<Arc<Chunks>>) -> Input {
         Input {
+            all,
             buffer: vec![0; BUFFER],
             start: 0,
             end: 0,
             seal: None,
             records: Vec::new(),
+            filling: None,
+            copying: VecDeque::new(),
         }
     }
 
@@ -134,21 +153,99 @@ impl Input {
         }
     }
 
+    /// Whether a copy engine copies what was received.
+    pub fn is_copying(&self) -> bool {
+        !self.copying.is_empty()
+    }
+
+    /// Drops the chunks of a payload that ends early.
+    pub fn forget_chunks(&mut self) {
+        (self.filling, self.copying) = (None, VecDeque::new());
+    }
+
+    /// Where the next bytes of a payload go.
+    ///
+    /// # Errors
+    /// The GPU is lost.
+    fn chunk(&mut self, payload: &Payload) -> Result<Next, Broken> {
+        if self.filling.is_none() {
+            let Some(piece) = payload.sink.by_chunks(payload.left) else {
+                return Ok(Next::Plain);
+            };
+            let len = payload.left.min(piece.len);
+            if !self.land(AHEAD - 1)? {
+                return Ok(Next::Later);
+            }
+            let taken = self.all.as_ref().map(|all| all.take(len));
+            let taken = taken.transpose().map_err(|_| Broken::Gpu)?.flatten();
+            self.filling = taken.map(|chunk| (chunk, 0));
+        }
+        // Without a free chunk the thread copies: chunks may wait for what it sends behind that.
+        Ok(self.filling.as_ref().map_or(Next::Plain, Next::of))
+    }
+
+    /// Counts `n` bytes that the chunk has got. A full one is copied.
+    fn filled(&mut self, payload: &mut Payload, n: usize) -> Result<(), Broken> {
+        let Some((chunk, has)) = &mut self.filling else {
+            return Ok(());
+        };
+        *has += n;
+        payload.left -= n;
+        if *has == chunk.len
+            && let Some((mut chunk, len)) = self.filling.take()
+        {
+            let piece = payload.sink.pieces.get(payload.sink.next);
+            let copied = piece.map_or(Ok(()), |piece| piece.write_beside(&mut chunk));
+            copied.map_err(|_| Broken::Gpu)?;
+            payload.sink.advance(len);
+            self.copying.push_back(chunk);
+        }
+        Ok(())
+    }
+
+    /// Whether at most `most` chunks are copied.
+    fn land(&mut self, most: usize) -> Result<bool, Broken> {
+        while let Some(chunk) = self.copying.front_mut()
+            && chunk.is_done().map_err(|_| Broken::Gpu)?
+        {
+            self.copying.pop_front();
+        }
+        Ok(self.copying.len() <= most)
+    }
+
     /// Stores what is buffered of a payload. `Ok(true)`: all of it is stored.
     ///
     /// # Errors
     /// The GPU is lost.
     pub fn store(&mut self, payload: &mut Payload) -> Result<bool, Broken> {
-        let n = payload.left.min(self.end - self.start);
-        if payload.short && n < payload.left {
-            return Ok(false);
-        }
-        let stored = payload.sink.store(&self.buffer[self.start..self.start + n]);
-        self.consume(n);
-        payload.left -= n;
-        match stored {
-            true => Ok(payload.left == 0),
-            false => Err(Broken::Gpu),
+        loop {
+            let n = payload.left.min(self.end - self.start);
+            if payload.short && n < payload.left {
+                return Ok(false);
+            }
+            match self.chunk(payload)? {
+                Next::Room(to) if n > 0 => {
+                    let n = n.min(to.iov_len);
+                    // SAFETY: room of a chunk that nothing else accesses, and `n` buffered bytes.
+                    unsafe {
+                        let from = self.buffer[self.start..].as_ptr();
+                        to.iov_base.cast::<u8>().copy_from_nonoverlapping(from, n);
+                    }
+                    self.consume(n);
+                    self.filled(payload, n)?;
+                }
+                Next::Plain if n > 0 => {
+                    let piece = payload.sink.pieces.get(payload.sink.next);
+                    let n = piece.map_or(n, |piece| n.min(piece.len));
+                    let stored = payload.sink.store(&self.buffer[self.start..self.start + n]);
+                    self.consume(n);
+                    payload.left -= n;
+                    if !stored {
+                        return Err(Broken::Gpu);
+                    }
+                }
+                _ => return Ok(payload.left == 0 && self.land(0)?),
+            }
         }
     }
 
@@ -170,7 +267,19 @@ impl Input {
         let mut iov = [piece(std::ptr::null(), 0); PIECES + 1];
         let (mut count, mut direct) = (0, 0);
         let mut payload = payload.filter(|payload| !payload.short && self.end == 0);
-        if let Some(payload) = &mut payload {
+        if let Some(payload) = &mut payload
+            && payload.left > 0
+        {
+            match self.chunk(payload)? {
+                Next::Plain => {}
+                Next::Later => return Ok((0, false)),
+                Next::Room(room) => {
+                    // SAFETY: room of a chunk that nothing else accesses.
+                    let n = read(unsafe { wire.read(&[room]) })?;
+                    self.filled(payload, n)?;
+                    return Ok((n, n == room.iov_len));
+                }
+            }
             for to in &payload.sink.pieces[payload.sink.next..] {
                 let left = payload.left - direct;
                 match to.host() {
@@ -189,6 +298,10 @@ impl Input {
             .is_none_or(|payload| payload.left == direct);
         if all || direct == 0 {
             let room = &mut self.buffer[self.end..];
+            if room.is_empty() {
+                // The bytes before these wait for a copy.
+                return Ok((0, false));
+            }
             iov[count] = piece(room.as_mut_ptr(), room.len());
             count += 1;
         }
@@ -229,6 +342,23 @@ impl Input {
         }
         self.records.drain(..opened);
         Ok((n, n == RECORD))
+    }
+}
+
+/// Where the next bytes of a payload go.
+enum Next {
+    /// To the room of a chunk.
+    Room(iovec),
+    /// To a chunk, once an earlier one is copied.
+    Later,
+    /// To the memory itself.
+    Plain,
+}
+
+impl Next {
+    fn of((chunk, has): &(Chunk, usize)) -> Next {
+        let memory = chunk.memory();
+        Next::Room(piece(memory.as_ptr().wrapping_add(*has), chunk.len - has))
     }
 }
 

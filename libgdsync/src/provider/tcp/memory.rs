@@ -1,11 +1,13 @@
 //! Registrations, and how the CPU reaches their memory: by loads and stores in host memory and the
-//! memory of a software GPU, by copy engines in the memory of another GPU.
+//! memory of a software GPU, by copy engines in the memory of another GPU: many bytes by chunks, while the
+//! thread goes on.
 
 use std::sync::{PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
-use crate::gpu::{Mapped, Region};
+use crate::error::Result;
+use crate::gpu::{Chunk, LEAST, Mapped, Region, Way};
 use crate::nic::{Access, MrKeys, PdId};
 
 /// The memory of a request. Up to two pieces cost no allocation.
@@ -42,6 +44,21 @@ impl Piece {
             None => return self.region.read(self.offset, into).is_ok(),
         }
         true
+    }
+
+    /// Whether `len` of its bytes are copied by chunks.
+    pub fn uses_chunks(&self, len: usize) -> bool {
+        self.host.is_none() && len >= LEAST
+    }
+
+    /// Starts a copy of its first bytes to a chunk. `Err`: the GPU is lost.
+    pub fn read_beside(&self, chunk: &mut Chunk) -> Result<()> {
+        chunk.copy(Way::Out, &self.region, self.offset)
+    }
+
+    /// Starts a copy of a chunk to its first bytes. `Err`: the GPU is lost.
+    pub fn write_beside(&self, chunk: &mut Chunk) -> Result<()> {
+        chunk.copy(Way::In, &self.region, self.offset)
     }
 
     /// Copies bytes into its first bytes, from low addresses to high ones, each aligned word at once.

@@ -3,7 +3,7 @@
 //! The rings of a queue pair are in memory of the library, and the CPU reads them
 //! ([`relay`](super::relay)). [`queues`] is one queue pair: it sends requests as frames ([`frame`])
 //! and executes those of the peer, in memory that is registered ([`memory`]); [`output`] and
-//! [`input`] are its two directions, [`seal`] encrypts them. [`wire`] is a connection; [`dial`]
+//! [`input`] are its two directions, [`seal`] encrypts them, [`delay`] says when counts are sent. [`wire`] is a connection; [`dial`]
 //! connects, [`door`] accepts, and both prove by [`greeting`] that they are of the same job.
 //! [`poller`] has all sockets of a device, [`address`] the address where peers connect to it.
 //!
@@ -11,6 +11,7 @@
 //! ([`Nic::wait_until`]).
 
 mod address;
+mod delay;
 mod dial;
 mod door;
 #[allow(missing_docs, reason = "public for tests alone")]
@@ -57,7 +58,7 @@ use self::wire::Sockets;
 use super::relay::thread::{Common, SPIN, SharedRelay};
 use super::relay::{Limits, Relay, Rings, gone};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Gpu, Region};
+use crate::gpu::{Chunks, Gpu, Region};
 use crate::nic::{
     Access, Ah, AhAttr, Events, Layout, MrKeys, Nic, PathSettings, PdId, PortAddress, Provider,
     QpAddress, QpMade, QpObjects, QpRings, Report, TcpOptions,
@@ -182,6 +183,7 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
     let [a, b, c, d, e, f, g, h, ..] = random().map_err(|e| system("getrandom", e))?;
     let shared = Arc::new(Shared {
         registrations: Registrations::default(),
+        chunks: Chunks::of(gpu)?,
         poller: Poller::new().map_err(|e| system("epoll_create", e))?,
         node: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
         key: options.key.map_or_else(own_key, Ok)?,

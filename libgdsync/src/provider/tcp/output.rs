@@ -3,14 +3,20 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::memory::Piece;
 use super::seal::{PLAIN, Seal};
 use super::wire::{Wire, iovec, piece};
+use crate::error::Result;
+use crate::gpu::{AHEAD, Chunk, Chunks, Mapped};
 
 /// Bytes of a payload that are copied when they are posted.
 const SHORT: usize = 2048;
-/// Bytes of a GPU's memory that are copied to the host at once.
+/// Bytes of a GPU's memory that are copied to the host at once, while the thread waits.
 const BOUNCE: usize = 256 * 1024;
 /// Maximum number of parts of one write.
 const PARTS: usize = 16;
@@ -21,6 +27,67 @@ enum Part {
     /// This many of the staged bytes.
     Staged(usize),
     Memory(Piece),
+    Chunks(Copied),
+}
+
+/// Memory of a GPU that goes by chunks.
+struct Copied {
+    /// Chunks whose copies are started, each with the bytes of it that the connection has taken.
+    chunks: VecDeque<(Chunk, usize)>,
+    /// The memory behind them.
+    rest: Piece,
+}
+
+impl Copied {
+    fn is_empty(&self) -> bool {
+        self.chunks.is_empty() && self.rest.len == 0
+    }
+
+    /// Starts copies as far as there are chunks, so that `most` are started. Returns whether those of all
+    /// of the memory are.
+    fn start(&mut self, most: usize, all: &Arc<Chunks>) -> Result<bool> {
+        while self.rest.len > 0 {
+            if self.chunks.len() >= most {
+                return Ok(false);
+            }
+            let Some(mut chunk) = all.take(self.rest.len)? else {
+                return Ok(false);
+            };
+            self.rest.read_beside(&mut chunk)?;
+            self.rest.advance(chunk.len);
+            self.chunks.push_back((chunk, 0));
+        }
+        Ok(true)
+    }
+
+    /// Adds the bytes that are copied, up to the first that are not, to a list of at most [`PARTS`].
+    /// Returns whether that is all.
+    fn ready(&mut self, list: &mut SmallVec<[iovec; PARTS]>) -> Result<bool> {
+        for (chunk, head) in &mut self.chunks {
+            if list.len() == PARTS || !chunk.is_done()? {
+                return Ok(false);
+            }
+            let at = chunk.memory().as_ptr().wrapping_add(*head);
+            list.push(piece(at, chunk.len - *head));
+        }
+        Ok(self.rest.len == 0)
+    }
+
+    /// Drops up to `n` bytes of the chunks. Returns how many.
+    fn consume(&mut self, n: usize) -> usize {
+        let mut left = n;
+        while let Some((chunk, head)) = self.chunks.front_mut()
+            && left > 0
+        {
+            let taken = left.min(chunk.len - *head);
+            *head += taken;
+            left -= taken;
+            if *head == chunk.len {
+                self.chunks.pop_front();
+            }
+        }
+        n - left
+    }
 }
 
 /// Bytes with a front that was consumed. Its memory is kept.
@@ -52,6 +119,8 @@ impl Bytes {
 
 #[derive(Default)]
 pub struct Output {
+    /// The chunks of the device.
+    all: Option<Arc<Chunks>>,
     parts: VecDeque<Part>,
     staged: Bytes,
     /// Bytes of a GPU's memory, in front of all parts.
@@ -69,6 +138,13 @@ pub struct Output {
 }
 
 impl Output {
+    pub fn new(all: Option<Arc<Chunks>>) -> Output {
+        Output {
+            all,
+            ..Output::default()
+        }
+    }
+
     /// Encrypts everything from now on.
     pub fn seal(&mut self, seal: Option<Seal>) {
         self.seal = seal;
@@ -76,6 +152,17 @@ impl Output {
 
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.bounce.rest().is_empty() && self.sealed.rest().is_empty()
+    }
+
+    /// Whether the next bytes wait for a copy engine.
+    pub fn is_copying(&mut self) -> bool {
+        let next = match self.parts.front_mut() {
+            Some(Part::Chunks(copied)) if self.bounce.rest().is_empty() => {
+                copied.chunks.front_mut()
+            }
+            _ => None,
+        };
+        next.is_some_and(|(chunk, _)| !matches!(chunk.is_done(), Ok(true)))
     }
 
     /// Number of bytes that the connection has not taken.
@@ -124,7 +211,14 @@ impl Output {
     pub fn push_memory(&mut self, memory: Piece) -> bool {
         if memory.len > SHORT {
             self.pushed += memory.len as u64;
-            self.parts.push_back(Part::Memory(memory));
+            self.parts
+                .push_back(match self.all.is_some() && memory.uses_chunks(memory.len) {
+                    true => Part::Chunks(Copied {
+                        chunks: VecDeque::new(),
+                        rest: memory,
+                    }),
+                    false => Part::Memory(memory),
+                });
             return true;
         }
         let (bytes, len) = (&mut self.staged.bytes, memory.len);
@@ -158,18 +252,31 @@ impl Output {
                 Err(e) => break Err(e),
             }
         };
-        wire.want_room(!self.is_empty());
+        wire.want_room(!self.is_empty() && !self.is_copying());
         outcome.map(|()| written > 0)
     }
 
-    /// Copies the next bytes of a GPU's memory to the host, if they are the next.
+    /// Starts copies of a GPU's memory. Copies the next bytes at once if no chunk has them.
     fn fetch(&mut self) -> io::Result<()> {
-        let Some(Part::Memory(memory)) = self.parts.front_mut() else {
-            return Ok(());
-        };
-        if memory.host().is_some() || !self.bounce.rest().is_empty() {
-            return Ok(());
+        let mut most = AHEAD;
+        if let Some(all) = &self.all {
+            for part in self.parts.iter_mut().take(PARTS) {
+                let Part::Chunks(copied) = part else {
+                    continue;
+                };
+                if !copied.start(most, all).map_err(io::Error::other)? {
+                    break;
+                }
+                most = most.saturating_sub(copied.chunks.len());
+            }
         }
+        let memory = match self.parts.front_mut() {
+            _ if !self.bounce.rest().is_empty() => return Ok(()),
+            Some(Part::Memory(memory)) if memory.host().is_none() => memory,
+            // No chunk is free: others may wait for what is sent here.
+            Some(Part::Chunks(copied)) if copied.chunks.is_empty() => &mut copied.rest,
+            _ => return Ok(()),
+        };
         let len = memory.len.min(BOUNCE);
         self.bounce.bytes.resize(len, 0);
         if !memory.read(&mut self.bounce.bytes) {
@@ -182,37 +289,49 @@ impl Output {
         Ok(())
     }
 
-    fn write_plain(&mut self, wire: &mut dyn Wire) -> io::Result<usize> {
+    /// The next bytes, as far as the host has them.
+    ///
+    /// # Errors
+    /// `Other`: the GPU is lost.
+    fn ready(&mut self) -> io::Result<SmallVec<[iovec; PARTS]>> {
         self.fetch()?;
-        let mut iov = [piece(std::ptr::null(), 0); PARTS];
-        let mut count = 0;
-        let mut push = |part: iovec| {
-            iov[count] = part;
-            count += 1;
-            count < PARTS
-        };
+        let mut list = SmallVec::new();
         let bounce = self.bounce.rest();
-        let mut room = bounce.is_empty() || push(piece(bounce.as_ptr(), bounce.len()));
+        if !bounce.is_empty() {
+            list.push(piece(bounce.as_ptr(), bounce.len()));
+        }
         let mut staged = self.staged.rest();
-        for part in &self.parts {
-            let part = match part {
+        for part in &mut self.parts {
+            if list.len() == PARTS {
+                break;
+            }
+            match part {
                 Part::Staged(n) => {
                     let (now, later) = staged.split_at(*n);
                     staged = later;
-                    piece(now.as_ptr(), *n)
+                    list.push(piece(now.as_ptr(), *n));
                 }
                 Part::Memory(memory) => match memory.host() {
-                    Some(at) => piece(at, memory.len),
+                    Some(at) => list.push(piece(at, memory.len)),
                     None => break,
                 },
-            };
-            if !room {
-                break;
+                Part::Chunks(copied) => match copied.ready(&mut list) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(e) => return Err(io::Error::other(e)),
+                },
             }
-            room = push(part);
         }
-        // SAFETY: bytes of this structure, and registered memory that the parts keep.
-        let n = unsafe { wire.write(&iov[..count])? };
+        match list.is_empty() {
+            true => Err(io::ErrorKind::WouldBlock.into()),
+            false => Ok(list),
+        }
+    }
+
+    fn write_plain(&mut self, wire: &mut dyn Wire) -> io::Result<usize> {
+        let list = self.ready()?;
+        // SAFETY: bytes of this structure, and memory that the parts keep.
+        let n = unsafe { wire.write(&list)? };
         self.consume(n);
         self.taken += n as u64;
         Ok(n)
@@ -237,6 +356,7 @@ impl Output {
                     memory.advance(taken);
                     (taken, memory.len == 0)
                 }
+                Some(Part::Chunks(copied)) => (copied.consume(n), copied.is_empty()),
             };
             n -= taken;
             if empty {
@@ -264,33 +384,28 @@ impl Output {
     }
 
     /// Moves the plain bytes of a record from the parts.
+    ///
+    /// # Errors
+    /// As [`Output::ready`].
     fn gather(&mut self) -> io::Result<()> {
         self.plain.clear();
         while self.plain.len() < PLAIN {
-            self.fetch()?;
-            let room = PLAIN - self.plain.len();
-            let bounce = self.bounce.rest();
-            let taken = if !bounce.is_empty() {
-                let taken = room.min(bounce.len());
-                self.plain.extend_from_slice(&bounce[..taken]);
-                taken
-            } else {
-                match self.parts.front() {
-                    None => break,
-                    Some(Part::Staged(len)) => {
-                        let taken = room.min(*len);
-                        self.plain.extend_from_slice(&self.staged.rest()[..taken]);
-                        taken
-                    }
-                    Some(Part::Memory(memory)) => {
-                        let (at, taken) = (self.plain.len(), room.min(memory.len));
-                        self.plain.resize(at + taken, 0);
-                        memory.read(&mut self.plain[at..]);
-                        taken
-                    }
-                }
+            let list = match self.ready() {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && !self.plain.is_empty() => break,
+                list => list?,
             };
-            self.consume(taken);
+            let mut n = 0;
+            for part in &list {
+                let len = part.iov_len.min(PLAIN - self.plain.len());
+                let at = self.plain.len();
+                self.plain.resize(at + len, 0);
+                if let Some(from) = NonNull::new(part.iov_base.cast()) {
+                    // SAFETY: bytes of this structure, and memory that the parts keep.
+                    unsafe { Mapped::new(from, len) }.read(0, &mut self.plain[at..]);
+                }
+                n += len;
+            }
+            self.consume(n);
         }
         Ok(())
     }

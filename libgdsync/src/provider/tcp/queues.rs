@@ -2,8 +2,9 @@
 //!
 //! Both sides execute the other's requests in order, each when its last byte is there. A request is
 //! complete when the peer's count of executed requests covers it, and a READ or an atomic when its
-//! answer is there. The count travels in the head of each frame. If no frame is sent for a moment, a
-//! frame carries it alone, so an exchange of short messages costs one segment each way.
+//! answer is there. The count travels in the head of each frame. If no frame is sent for a
+//! moment ([`delay`](super::delay)), a frame carries it alone, so an exchange of short messages costs
+//! one segment each way.
 //!
 //! A request that takes a receive is held back, and those behind it, until the peer has announced a
 //! receive for it. So a connection never stops for a receive, and what a side has not executed yet
@@ -20,6 +21,7 @@ use gdsync_sys::verbs::types::{ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 use smallvec::SmallVec;
 
 use super::Broken;
+use super::delay::Delay;
 use super::dial::Dial;
 use super::frame::{HEAD, Head, Kind, MOST, OPERANDS};
 use super::greeting::{Claim, End, Key, Verdict};
@@ -28,14 +30,13 @@ use super::memory::{Piece, Pieces, Registrations};
 use super::output::Output;
 use super::seal::Seal;
 use super::wire::Wire;
+use crate::gpu::Chunks;
 use crate::nic::{Access, Events, MrKeys, PdId, Report};
 use crate::provider::relay::Queues;
 use crate::status::Status;
 
 /// Maximum number of outstanding READs and atomics; further ones wait.
 pub const FETCHES: usize = 16;
-/// How long the count of executed requests waits for a frame that carries it.
-const ACK_DELAY: Duration = Duration::from_micros(20);
 /// Number of executed requests whose count does not wait.
 const ACK_AT: u64 = 32;
 /// While the peer knows of so many receives, more are not announced by a frame of their own.
@@ -48,6 +49,8 @@ const HOT: u32 = 256;
 /// What all queue pairs of a device share.
 pub struct Shared {
     pub registrations: Registrations,
+    /// For the memory of a GPU that the CPU cannot load.
+    pub chunks: Option<Arc<Chunks>>,
     pub poller: super::poller::Poller,
     pub node: u64,
     pub key: Key,
@@ -147,7 +150,7 @@ pub struct TcpQueues {
     /// Number of the peer's requests that are executed, and that the peer knows to be.
     executed: u64,
     acked: u64,
-    ack_since: Option<Instant>,
+    delay: Delay,
     done: VecDeque<ibv_wc>,
     /// Whether the connection has bytes that were left for the next step.
     more: bool,
@@ -220,16 +223,16 @@ impl TcpQueues {
             held: VecDeque::new(),
             theirs: [0; 2],
             stopped: false,
-            output: Output::default(),
+            output: Output::new(shared.chunks.clone()),
             receives: VecDeque::new(),
             posted: 0,
             told: 0,
             taken: 0,
-            input: Input::new(),
+            input: Input::new(shared.chunks.clone()),
             body: Body::Head,
             executed: 0,
             acked: 0,
-            ack_since: None,
+            delay: Delay::default(),
             done: VecDeque::new(),
             more: false,
             hot: 0,
@@ -340,8 +343,9 @@ impl TcpQueues {
         self.done.clear();
         (self.first, self.executed, self.acked) = (0, 0, 0);
         (self.theirs, self.posted, self.told, self.taken) = ([0; 2], 0, 0, 0);
-        (self.output, self.input) = (Output::default(), Input::new());
-        (self.body, self.ack_since, self.waiting_since) = (Body::Head, None, None);
+        self.output = Output::new(self.shared.chunks.clone());
+        self.input = Input::new(self.shared.chunks.clone());
+        (self.body, self.delay, self.waiting_since) = (Body::Head, Delay::default(), None);
         (self.refused_peer, self.stopped, self.confirmed) = (false, false, false);
     }
 
@@ -360,6 +364,7 @@ impl TcpQueues {
         }
         // Nothing keeps the memory of requests and receives beyond their ends.
         (self.output, self.body) = (Output::default(), Body::Head);
+        self.input.forget_chunks();
         self.held.clear();
         let mut status = status;
         for sent in self.sent.drain(..) {
@@ -370,7 +375,8 @@ impl TcpQueues {
     }
 
     fn push_head(&mut self, head: Head) {
-        (self.acked, self.told, self.ack_since) = (self.executed, self.posted, None);
+        (self.acked, self.told) = (self.executed, self.posted);
+        self.delay.sent(head.kind != Kind::Ack);
         let head = Head {
             ack: self.executed,
             receives: self.posted,
@@ -396,11 +402,14 @@ impl TcpQueues {
     }
 
     /// Sends the counts that the peer lacks, unless earlier ones wait for a peer that does not read.
-    fn announce(&mut self) {
-        if self.has_news() && !self.output.has_counts() {
+    /// Returns whether it sends them.
+    fn announce(&mut self) -> bool {
+        let sends = self.has_news() && !self.output.has_counts();
+        if sends {
             self.push_head(Head::new(Kind::Ack, 0));
             self.output.end_counts();
         }
+        sends
     }
 
     /// Writes what the connection takes. Returns whether it took anything.
@@ -879,6 +888,7 @@ impl Queues for TcpQueues {
             && !wire.may_read()
             && !self.more
             && self.hot == 0
+            && !self.input.is_copying()
         {
             return false;
         }
@@ -888,7 +898,7 @@ impl Queues for TcpQueues {
                     true => HOT,
                     false => self.hot.saturating_sub(1),
                 };
-                busy
+                busy || self.input.is_copying()
             }
             Err(why) if self.confirmed => {
                 self.break_off(why, IBV_WC_RETRY_EXC_ERR);
@@ -906,13 +916,14 @@ impl Queues for TcpQueues {
         if self.has_news() {
             let waits = self.has_receives() && self.offered() == 0;
             let urgent = waits || self.executed - self.acked >= ACK_AT;
-            let since = *self.ack_since.get_or_insert_with(Instant::now);
-            if urgent || since.elapsed() >= ACK_DELAY {
-                self.announce();
+            let now = Instant::now();
+            let over = self.delay.is_over(now);
+            if (over || urgent) && self.announce() && !urgent {
+                self.delay.sent_alone(now);
             }
         }
         match self.write() {
-            Ok(wrote) => wrote,
+            Ok(wrote) => wrote || self.output.is_copying(),
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
                 self.break_off(Broken::Connection(errno), IBV_WC_RETRY_EXC_ERR);

@@ -42,6 +42,7 @@ impl Wire for Endless {
 fn flooded(kind: Kind) -> (TcpQueues, Arc<AtomicBool>) {
     let shared = Arc::new(Shared {
         registrations: Registrations::default(),
+        chunks: None,
         poller: Poller::new().unwrap(),
         node: 1,
         key: [0; 32],
