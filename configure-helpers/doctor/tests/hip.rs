@@ -124,6 +124,28 @@ fn variables_may_hide_every_gpu() {
 }
 
 #[test]
+fn release_and_settings_that_the_library_refuses_are_reported() {
+    let tree = machine(&[("dev/kfd", ""), ("sys/module/amdgpu/x", "")]);
+    let old = "#define COUNT 1\n#define VERSION 50731921\n#define FAILING \"\"\n#define CODE 0\n";
+    let (old, new) = (
+        compile_libhip("libhip-old.so", old),
+        libhip("libhip-new.so", 1, ("", 0)),
+    );
+    let signals = ("GPU_STREAMOPS_CP_WAIT", "1");
+    for (hip, variables, why) in [
+        (old, &[][..], "gdsync needs 6.0 or later; update ROCm"),
+        (new, &[signals], "GPU_STREAMOPS_CP_WAIT set, streams wait"),
+    ] {
+        let report = look(&tree, with(hip.clone()), variables);
+        assert!(report.to_string().contains(why), "{report}");
+        advised(&report, "a HIP that gdsync can use", why);
+        let forced = [variables, &[("GDS_GPU", "hip")]].concat();
+        let chosen = look(&tree, with(hip), &forced).uses[0].clone();
+        assert!(chosen.because.contains(why), "{chosen:?}");
+    }
+}
+
+#[test]
 fn failing_call_is_reported_with_its_name() {
     let tree = machine(&[("dev/kfd", ""), ("sys/module/amdgpu/x", "")]);
     let hip = libhip("libhip-failing.so", 1, ("hipDeviceTotalMem", 999));

@@ -18,6 +18,31 @@ use crate::memop::Caps;
 /// launches with arguments of 4 KiB behind a wait, where CUDA takes the maximum.
 const SUBMISSIONS: u32 = 1000;
 
+/// The oldest usable release of HIP. Waits of earlier ones refuse memory other than signals
+/// (`hipMallocSignalMemory`), of 8 bytes each.
+pub(super) const OLDEST: i32 = gdsync_sys::hip::VERSION_6;
+
+/// Set, it makes waits of later releases refuse other memory than signals too.
+pub(super) const ONLY_SIGNALS: &str = "GPU_STREAMOPS_CP_WAIT";
+
+/// The reason why a release of HIP cannot be used; `None` if it can. `signals`: the value of the
+/// variable GPU_STREAMOPS_CP_WAIT.
+pub fn hip_runtime_refusal(version: i32, signals: Option<&str>) -> Option<String> {
+    let dotted = |v: i32| format!("{}.{}", v / 10_000_000, v / 100_000 % 100);
+    let (is, oldest) = (dotted(version), dotted(OLDEST));
+    if version < OLDEST {
+        Some(format!(
+            "HIP is of version {is}, and gdsync needs {oldest} or later; update ROCm"
+        ))
+    } else if signals.is_some_and(|value| !matches!(value.trim(), "" | "0")) {
+        Some(format!(
+            "with {ONLY_SIGNALS} set, streams wait for signals of HIP alone; unset it"
+        ))
+    } else {
+        None
+    }
+}
+
 /// An attribute of a device; 0 if the runtime does not know it.
 pub(super) fn attribute(hip: &Hip, device: i32, which: u32) -> i32 {
     let mut value = 0;

@@ -22,7 +22,7 @@ mod submit;
 use super::Gpu;
 use super::runtime::Opener;
 
-pub use device::{hip_architecture, hip_caps, hip_refusal};
+pub use device::{hip_architecture, hip_caps, hip_refusal, hip_runtime_refusal};
 
 pub(super) const OPENER: Opener = Opener {
     name: "hip",

@@ -4,20 +4,16 @@ use std::ffi::c_void;
 
 use gdsync_sys::hip::{Hip, HipResult, consts};
 
-use super::device::{self, attribute, hip_caps, hip_refusal, hip_wait_limits};
+use super::device::{
+    self, OLDEST, ONLY_SIGNALS, attribute, hip_caps, hip_refusal, hip_runtime_refusal,
+    hip_wait_limits,
+};
 use super::{OPENER, calls};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{self, Called, Opened};
 use crate::gpu::{Gpu, Stream, WaitLimits};
 
 const OPERATION: &str = "open HIP GPU";
-
-/// The oldest usable release of HIP. Waits of earlier ones refuse memory other than signals
-/// (`hipMallocSignalMemory`), of 8 bytes each.
-const OLDEST: i32 = gdsync_sys::hip::VERSION_6;
-
-/// The variable by which waits refuse other memory in later releases, too.
-const SIGNALS: &str = "GPU_STREAMOPS_CP_WAIT";
 
 /// The initialised runtime, or the reason why it cannot be used.
 fn runtime() -> Result<&'static Hip> {
@@ -34,19 +30,15 @@ fn runtime() -> Result<&'static Hip> {
         return Err(Error::new(OPERATION, Kind::Absent, e.reason().to_owned()).with_source(e));
     }
     let version = calls::version(hip);
-    if version < OLDEST {
-        let dotted = |v: i32| format!("{}.{}", v / 10_000_000, v / 100_000 % 100);
-        let (is, oldest) = (dotted(version), dotted(OLDEST));
-        let what =
-            format!("HIP is of version {is}, and gdsync needs {oldest} or later; update ROCm");
-        return Err(Error::new(OPERATION, Kind::Unsupported, what)
-            .with_limit(OLDEST as u64, "as the lowest value of hipRuntimeGetVersion"));
-    }
-    if std::env::var(SIGNALS).is_ok_and(|value| !matches!(value.trim(), "" | "0")) {
-        let what = format!("with {SIGNALS} set, streams wait for signals of HIP alone; unset it");
-        return Err(Error::new(OPERATION, Kind::Unsupported, what));
-    }
-    Ok(hip)
+    let signals = std::env::var(ONLY_SIGNALS).ok();
+    let Some(what) = hip_runtime_refusal(version, signals.as_deref()) else {
+        return Ok(hip);
+    };
+    let refused = Error::new(OPERATION, Kind::Unsupported, what);
+    Err(match version < OLDEST {
+        true => refused.with_limit(OLDEST as u64, "as the lowest value of hipRuntimeGetVersion"),
+        false => refused,
+    })
 }
 
 fn check(hip: &Hip, result: HipResult, call: &'static str, gpu: &str) -> Result<()> {
