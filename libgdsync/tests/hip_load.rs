@@ -77,6 +77,14 @@ cases! {
     waits_for_words in env(&[("GPU_STREAMOPS_CP_WAIT", "0")]) => drop(Gpu::hip(0).unwrap());
     just_new_enough in env(&[("STANDIN_VERSION", "60000000")]) =>
         assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "hip");
+    default_streams in Variant::HIP6 => {
+        let gpu = Gpu::hip(0).unwrap();
+        for number in 0..3 {
+            // SAFETY: the handle of a default stream, which is always live.
+            let stream = unsafe { gpu.hip_stream(std::ptr::without_provenance_mut(number)) };
+            common::refused(stream, Kind::Invalid, None, &["default stream"]);
+        }
+    };
     hip_7 in Variant::HIP7 => assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "hip");
     a_required_function_is_missing in without("hipStreamWaitValue64") => {
         refused("hip", Kind::Absent, &["hipStreamWaitValue64"]);

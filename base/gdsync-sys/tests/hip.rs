@@ -268,7 +268,6 @@ fn expected() -> (Vec<String>, String) {
     for (name, code) in HipResult::LISTED {
         number(name, code.0 as u64);
     }
-    number("hipStreamPerThread", hipStreamPerThread.addr() as u64);
     number(
         "HIP_LAUNCH_PARAM_BUFFER_POINTER",
         HIP_LAUNCH_PARAM_BUFFER_POINTER.addr() as u64,

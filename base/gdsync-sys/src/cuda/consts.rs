@@ -12,8 +12,6 @@ macro_rules! numbers {
 
 /// The legacy default stream, which synchronises with every other stream of its context.
 pub const CU_STREAM_LEGACY: CUstream = std::ptr::without_provenance_mut(1);
-/// The calling thread's default stream.
-pub const CU_STREAM_PER_THREAD: CUstream = std::ptr::without_provenance_mut(2);
 
 // Device attributes.
 numbers! {

@@ -22,8 +22,7 @@ macro_rules! opaque {
 opaque! {
     /// A context: an address space and its streams on one device.
     CUcontext -> CUctx_st;
-    /// A stream; see [`CU_STREAM_LEGACY`](super::consts::CU_STREAM_LEGACY) for the two that
-    /// are not pointers.
+    /// A stream. [`CU_STREAM_LEGACY`](super::consts::CU_STREAM_LEGACY) is not a pointer.
     CUstream -> CUstream_st;
     /// An event.
     CUevent -> CUevent_st;

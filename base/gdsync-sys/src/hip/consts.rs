@@ -3,7 +3,6 @@
 
 #![allow(non_upper_case_globals)]
 
-use super::types::hipStream_t;
 use std::ffi::{c_uint, c_void};
 
 macro_rules! numbers {
@@ -17,8 +16,6 @@ macro_rules! numbers {
     };
 }
 
-/// The calling thread's default stream.
-pub const hipStreamPerThread: hipStream_t = std::ptr::without_provenance_mut(2);
 /// Before the address of packed arguments, in the `extra` of a launch.
 pub const HIP_LAUNCH_PARAM_BUFFER_POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
 /// Before the address of the length of packed arguments, in the `extra` of a launch.

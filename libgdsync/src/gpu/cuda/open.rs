@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream};
+use gdsync_sys::cuda::types::{CUcontext, CUdevice};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
 use super::calls::attribute;
@@ -11,6 +11,8 @@ use super::{OPENER, peers};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{self, Called, Opened};
 use crate::gpu::{Gpu, Stream, WaitLimits};
+
+const ADOPT: &str = "adopt CUDA stream";
 
 /// The initialised driver, or the reason why it cannot be used.
 fn driver() -> Result<&'static Cuda> {
@@ -261,20 +263,9 @@ impl Gpu {
     /// per-thread default stream, which is a different stream on each thread; `System`,
     /// `DeviceLost` if the driver refuses.
     pub unsafe fn cuda_stream(&self, raw: *mut c_void) -> Result<Stream> {
-        const OPERATION: &str = "adopt CUDA stream";
-        let stream: CUstream = raw.cast();
-        if stream.is_null() || stream == consts::CU_STREAM_LEGACY {
-            let what = "the stream is the legacy default stream, which synchronises with other \
-                        streams; create a stream, or use `cuda_legacy_stream`";
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
-        if stream == consts::CU_STREAM_PER_THREAD {
-            let what = "the stream is the per-thread default stream, which differs on each thread; \
-                        create a stream";
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
+        let remedy = "create a stream, or use `cuda_legacy_stream`";
         // SAFETY: the caller's promise.
-        unsafe { self.adopt_stream(OPERATION, stream) }
+        unsafe { driver::adopt_created(self, "CUDA", ADOPT, raw, remedy) }
     }
 
     /// Adopts a stream that `owner` keeps alive, as [`Gpu::cuda_stream`] does. The library drops
@@ -304,12 +295,7 @@ impl Gpu {
     /// `Foreign` if this GPU is not a CUDA GPU; `System`, `DeviceLost` if the driver refuses.
     pub fn cuda_legacy_stream(&self) -> Result<Stream> {
         // SAFETY: this stream lives as long as its context.
-        unsafe { self.adopt_stream("adopt CUDA stream", consts::CU_STREAM_LEGACY) }
-    }
-
-    unsafe fn adopt_stream(&self, operation: &'static str, stream: CUstream) -> Result<Stream> {
-        // SAFETY: the caller's promise.
-        unsafe { driver::adopt_stream(self, "CUDA", operation, stream.cast()) }
+        unsafe { driver::adopt_stream(self, "CUDA", ADOPT, consts::CU_STREAM_LEGACY.cast()) }
     }
 }
 

@@ -135,19 +135,9 @@ impl Gpu {
     /// default stream, which synchronises with other streams of its GPU, and for the per-thread default
     /// stream, which is a different stream on each thread; `System`, `DeviceLost` if HIP refuses.
     pub unsafe fn hip_stream(&self, raw: *mut c_void) -> Result<Stream> {
-        const OPERATION: &str = "adopt HIP stream";
-        if raw.is_null() {
-            let what = "the stream is the default stream, which synchronises with other streams; \
-                        create a stream (hipStreamCreateWithFlags, hipStreamNonBlocking)";
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
-        if raw == consts::hipStreamPerThread.cast() {
-            let what = "the stream is the per-thread default stream, which differs on each thread; \
-                        create a stream";
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
+        let remedy = "create a stream (hipStreamCreateWithFlags, hipStreamNonBlocking)";
         // SAFETY: the caller's promise.
-        unsafe { driver::adopt_stream(self, "HIP", OPERATION, raw) }
+        unsafe { driver::adopt_created(self, "HIP", "adopt HIP stream", raw, remedy) }
     }
 
     /// Adopts a stream that `owner` keeps alive, as [`Gpu::hip_stream`] does. The library drops
