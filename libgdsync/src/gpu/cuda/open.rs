@@ -9,9 +9,10 @@ use super::calls::attribute;
 use super::probe::{OLDEST, cuda_caps, cuda_refusal, driver_too_old, is_exclusive, wait_limits};
 use super::{OPENER, peers};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{self, Called, Opened};
+use crate::gpu::driver::{self, Called, Opened, call};
 use crate::gpu::{Gpu, Stream, WaitLimits};
 
+const OPEN: &str = "open CUDA GPU";
 const ADOPT: &str = "adopt CUDA stream";
 
 /// The initialised driver, or the reason why it cannot be used.
@@ -21,16 +22,14 @@ fn driver() -> Result<&'static Cuda> {
         Error::new(OPERATION, Kind::Absent, driver::chain(e)).with_source(e.to_string())
     })?;
     // SAFETY: the call may be made any number of times.
-    let started = unsafe { (cuda.cuInit)(0) };
-    if !started.is_success() {
-        let e = check(cuda, started, OPERATION, "cuInit", "this machine").expect_err("it failed");
-        let what = e.reason().to_owned();
-        return Err(Error::new(OPERATION, Kind::Absent, what).with_source(e));
+    let started = call!(cuda.cuInit(0));
+    if let Err(e) = driver::check(cuda, started, OPERATION, "this machine") {
+        return Err(Error::new(OPERATION, Kind::Absent, e.reason().to_owned()).with_source(e));
     }
     let mut version = 0;
     // SAFETY: stores a number.
-    let asked = unsafe { (cuda.cuDriverGetVersion)(&mut version) };
-    check(cuda, asked, OPERATION, "cuDriverGetVersion", "this machine")?;
+    let asked = call!(cuda.cuDriverGetVersion(&mut version));
+    driver::check(cuda, asked, OPERATION, "this machine")?;
     match driver_too_old(version) {
         Some(what) => Err(Error::new(OPERATION, Kind::Unsupported, what)
             .with_limit(OLDEST as u64, "as the lowest value of cuDriverGetVersion")),
@@ -59,18 +58,6 @@ fn context_id(cuda: &Cuda, context: CUcontext) -> u64 {
         let _ = unsafe { get(context, &mut id) };
     }
     id
-}
-
-/// As [`driver::check`].
-fn check(
-    cuda: &Cuda,
-    result: CudaResult,
-    operation: &'static str,
-    call: &'static str,
-    gpu: &str,
-) -> Result<()> {
-    let code = result.0;
-    driver::check(cuda, Called { code, call }, operation, gpu)
 }
 
 /// Returns the GPU of a context, and opens it if it is not open.
@@ -112,17 +99,16 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
 
 /// The number of GPUs that the driver shows.
 fn count(cuda: &Cuda) -> Result<u32> {
-    const OPERATION: &str = "open CUDA GPU";
     let mut count = 0;
     // SAFETY: stores a number.
-    let asked = unsafe { (cuda.cuDeviceGetCount)(&mut count) };
-    check(cuda, asked, OPERATION, "cuDeviceGetCount", "this machine")?;
+    let asked = call!(cuda.cuDeviceGetCount(&mut count));
+    driver::check(cuda, asked, OPEN, "this machine")?;
     match u32::try_from(count) {
         Ok(count) if count > 0 => Ok(count),
         _ => {
             let what = "the driver finds no GPU; `nvidia-smi` lists the GPUs of this machine, and \
                         CUDA_VISIBLE_DEVICES may hide them";
-            Err(Error::new(OPERATION, Kind::Absent, what))
+            Err(Error::new(OPEN, Kind::Absent, what))
         }
     }
 }
@@ -144,22 +130,20 @@ fn check_device(cuda: &Cuda, device: CUdevice) -> Result<()> {
         ),
         _ => format!("{gpu} cannot be used: {why}"),
     };
-    Err(Error::new("open CUDA GPU", kind, what))
+    Err(Error::new(OPEN, kind, what))
 }
 
-/// As [`check`], for the call that makes the first context of a device.
-fn check_first(cuda: &Cuda, device: CUdevice, result: CudaResult) -> Result<()> {
-    const OPERATION: &str = "open CUDA GPU";
-    if result == CudaResult::DEVICE_UNAVAILABLE && is_exclusive(cuda, device) {
+/// As [`driver::check`], for the call that makes the first context of a device.
+fn check_first(cuda: &Cuda, device: CUdevice, got: Called) -> Result<()> {
+    if got.code == CudaResult::DEVICE_UNAVAILABLE.0 && is_exclusive(cuda, device) {
         let what = format!(
             "{} has the compute mode EXCLUSIVE_PROCESS, and another process has a context on it; end \
              that process, take another GPU, or run `nvidia-smi -i {device} -c DEFAULT` as root",
             name_of(cuda, device)
         );
-        return Err(Error::new(OPERATION, Kind::System, what));
+        return Err(Error::new(OPEN, Kind::System, what));
     }
-    let gpu = name_of(cuda, device);
-    check(cuda, result, OPERATION, "cuDevicePrimaryCtxRetain", &gpu)
+    driver::check(cuda, got, OPEN, &name_of(cuda, device))
 }
 
 impl Gpu {
@@ -175,24 +159,22 @@ impl Gpu {
     /// last GPU; `System` for a GPU whose compute mode prohibits contexts, or allows one that
     /// another process has; `System`, `DeviceLost` if the driver refuses. See also [`Gpu::open`].
     pub fn cuda(index: u32) -> Result<Gpu> {
-        const OPERATION: &str = "open CUDA GPU";
         let cuda = driver()?;
         let count = count(cuda)?;
         if index >= count {
             let what = format!("GPU {index} does not exist; GPUs are numbered from 0");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(count as u64, "GPUs"));
+            return Err(Error::new(OPEN, Kind::Invalid, what).with_limit(count as u64, "GPUs"));
         }
         let mut device = 0;
         let mut context = std::ptr::null_mut();
         // SAFETY: each call stores a handle. The context is kept until the process ends.
-        unsafe {
-            let got = (cuda.cuDeviceGet)(&mut device, index as i32);
-            check(cuda, got, OPERATION, "cuDeviceGet", &format!("GPU {index}"))?;
-            check_device(cuda, device)?;
-            let got = (cuda.cuDevicePrimaryCtxRetain)(&mut context, device);
-            check_first(cuda, device, got)?;
-            open(cuda, device, context)
-        }
+        let got = call!(cuda.cuDeviceGet(&mut device, index as i32));
+        driver::check(cuda, got, OPEN, &format!("GPU {index}"))?;
+        check_device(cuda, device)?;
+        let got = call!(cuda.cuDevicePrimaryCtxRetain(&mut context, device));
+        check_first(cuda, device, got)?;
+        // SAFETY: as above.
+        unsafe { open(cuda, device, context) }
     }
 
     /// Opens the GPU of the calling thread's current CUDA context (`cuCtxGetCurrent`), in that
@@ -207,14 +189,8 @@ impl Gpu {
         let cuda = driver()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: stores a handle, or null.
-        let asked = unsafe { (cuda.cuCtxGetCurrent)(&mut context) };
-        check(
-            cuda,
-            asked,
-            "open CUDA GPU",
-            "cuCtxGetCurrent",
-            "this thread",
-        )?;
+        let asked = call!(cuda.cuCtxGetCurrent(&mut context));
+        driver::check(cuda, asked, OPEN, "this thread")?;
         // SAFETY: the caller's promise.
         unsafe { Gpu::cuda_context(context.cast()) }
     }
@@ -228,24 +204,22 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::cuda`]; `Invalid` for null.
     pub unsafe fn cuda_context(context: *mut c_void) -> Result<Gpu> {
-        const OPERATION: &str = "open CUDA GPU";
         let cuda = driver()?;
         if context.is_null() {
-            return Err(Error::new(OPERATION, Kind::Invalid, "the context is null"));
+            return Err(Error::new(OPEN, Kind::Invalid, "the context is null"));
         }
         let context: CUcontext = context.cast();
         let mut device = 0;
         // SAFETY: a live context, as the caller promises; it is popped again.
-        unsafe {
-            let pushed = (cuda.cuCtxPushCurrent_v2)(context);
-            check(cuda, pushed, OPERATION, "cuCtxPushCurrent", "the context")?;
-            let got = (cuda.cuCtxGetDevice)(&mut device);
-            let mut popped = std::ptr::null_mut();
-            let _ = (cuda.cuCtxPopCurrent_v2)(&mut popped);
-            check(cuda, got, OPERATION, "cuCtxGetDevice", "the context")?;
-            check_device(cuda, device)?;
-            open(cuda, device, context)
-        }
+        let pushed = call!(cuda.cuCtxPushCurrent_v2(context));
+        driver::check(cuda, pushed, OPEN, "the context")?;
+        let got = call!(cuda.cuCtxGetDevice(&mut device));
+        let mut popped = std::ptr::null_mut();
+        let _ = call!(cuda.cuCtxPopCurrent_v2(&mut popped));
+        driver::check(cuda, got, OPEN, "the context")?;
+        check_device(cuda, device)?;
+        // SAFETY: as above.
+        unsafe { open(cuda, device, context) }
     }
 
     /// Adopts a stream of the application, a `CUstream`. As long as a handle on it is held, every

@@ -47,11 +47,11 @@ impl Called {
 }
 
 /// Calls a function of a table, whose result is a number. The functions of a [`Driver`] uphold its
-/// conditions by the promise of their callers.
+/// conditions by the promise of their callers; other places state why they do.
 macro_rules! call {
     ($table:ident.$name:ident($($arg:expr),* $(,)?)) => {
         $crate::gpu::driver::Called {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's promise, or the reason at the call.
             code: unsafe { ($table.$name)($($arg),*) }.0,
             call: stringify!($name),
         }

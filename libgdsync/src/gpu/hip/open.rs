@@ -10,7 +10,7 @@ use super::device::{
 };
 use super::{OPENER, calls};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{self, Called, Opened};
+use crate::gpu::driver::{self, Opened, call};
 use crate::gpu::{Gpu, Stream, WaitLimits};
 
 const OPERATION: &str = "open HIP GPU";
@@ -21,12 +21,13 @@ fn runtime() -> Result<&'static Hip> {
         Error::new(OPERATION, Kind::Absent, driver::chain(e)).with_source(e.to_string())
     })?;
     // SAFETY: the call may be made any number of times.
-    let started = unsafe { (hip.hipInit)(0) };
+    let started = call!(hip.hipInit(0));
     // HIP 5 says that a machine without a GPU has an invalid one.
-    if matches!(started, HipResult::NO_DEVICE | HipResult::INVALID_DEVICE) {
+    let result = HipResult(started.code);
+    if matches!(result, HipResult::NO_DEVICE | HipResult::INVALID_DEVICE) {
         return Err(no_gpu());
     }
-    if let Err(e) = check(hip, started, "hipInit", "this machine") {
+    if let Err(e) = driver::check(hip, started, OPERATION, "this machine") {
         return Err(Error::new(OPERATION, Kind::Absent, e.reason().to_owned()).with_source(e));
     }
     let version = calls::version(hip);
@@ -41,18 +42,13 @@ fn runtime() -> Result<&'static Hip> {
     })
 }
 
-fn check(hip: &Hip, result: HipResult, call: &'static str, gpu: &str) -> Result<()> {
-    let code = result.0;
-    driver::check(hip, Called { code, call }, OPERATION, gpu)
-}
-
 /// The number of GPUs that HIP shows.
 fn count(hip: &Hip) -> Result<u32> {
     let mut count = 0;
     // SAFETY: stores a number.
-    let asked = unsafe { (hip.hipGetDeviceCount)(&mut count) };
-    if asked != HipResult::NO_DEVICE {
-        check(hip, asked, "hipGetDeviceCount", "this machine")?;
+    let asked = call!(hip.hipGetDeviceCount(&mut count));
+    if asked.code != HipResult::NO_DEVICE.0 {
+        driver::check(hip, asked, OPERATION, "this machine")?;
     }
     match u32::try_from(count) {
         Ok(count) if count > 0 => Ok(count),
