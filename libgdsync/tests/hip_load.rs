@@ -105,7 +105,6 @@ fn without_optional_functions() {
         "hipDeviceGetUuid",
         "hipStreamGetDevice",
         "hipThreadExchangeStreamCaptureMode",
-        "hipGetDevicePropertiesR0600",
     ] {
         run("opens", &standin::build(&without(function)), &Variant::HIP6);
     }

@@ -94,15 +94,9 @@ pub(crate) fn look(machine: &Machine) -> Hip {
             return found;
         }
     };
-    let lacks = [
-        ("hipStreamBatchMemOp", table.hipStreamBatchMemOp.is_none()),
-        (
-            "hipMemGetHandleForAddressRange",
-            table.hipMemGetHandleForAddressRange.is_none(),
-        ),
-    ];
-    let lacks = lacks.iter().filter(|l| l.1).map(|l| l.0.to_owned());
-    found.library = State::opened(table.path(), lacks.collect());
+    let lacks = table.hipMemGetHandleForAddressRange.is_none();
+    let lacks = lacks.then(|| "hipMemGetHandleForAddressRange".to_owned());
+    found.library = State::opened(table.path(), lacks.into_iter().collect());
     if let Err(trouble) = (Runtime { table }).look(machine, &mut found) {
         found.trouble = Some(trouble);
     }

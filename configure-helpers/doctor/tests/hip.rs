@@ -64,7 +64,7 @@ fn gpus_are_reported_with_their_architecture_and_release() {
     assert_eq!(gpu.pci.as_deref(), Some("0000:c2:00.0"));
     assert_eq!((gpu.compute_units, gpu.memory >> 20), (304, 196_592));
     assert!(gpu.wait_values && gpu.fine_grained && gpu.large_bar);
-    assert!(hip.library.lacks("hipStreamBatchMemOp"));
+    assert!(hip.library.lacks("hipMemGetHandleForAddressRange"));
     let text = report.to_string();
     assert!(text.contains("AMD Instinct MI300X"), "{text}");
     assert!(text.contains("gfx942"), "{text}");

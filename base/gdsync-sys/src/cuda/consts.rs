@@ -99,15 +99,8 @@ numbers! {
     CU_COMPUTEMODE_EXCLUSIVE_PROCESS = 3;
 }
 
-// Links between devices, and launches.
+// Launches.
 numbers! {
-    /// The rank of the link's performance among those of the machine; 0 is the fastest.
-    CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK = 1;
-    /// Whether the link supports accesses.
-    CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED = 2;
-    /// Whether the link supports all native atomics.
-    CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED = 3;
-
     /// Whether the kernel may start before the work in front of it in its stream has ended.
     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6;
 }

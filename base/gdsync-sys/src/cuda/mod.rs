@@ -21,7 +21,7 @@ crate::dl_api! {
     /// The vendor's documentation of each function applies. Addresses must be valid for the reads
     /// and writes of the function, and most functions need a current context. These functions block
     /// behind a stream that waits: `cuMemFree_v2`, `cuMemFreeHost`, `cuMemHostUnregister`,
-    /// `cuIpcCloseMemHandle`, `cuModuleLoadData` and `cuModuleUnload`.
+    /// `cuIpcCloseMemHandle` and `cuModuleLoadData`.
     pub struct Cuda("CUDA driver") {
         sonames: ["libcuda.so.1"],
         env: "GDS_CUDA_LIB",
@@ -54,8 +54,6 @@ crate::dl_api! {
 
             /// Retains the device's primary context.
             fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> CudaResult;
-            /// Releases the device's primary context.
-            fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CudaResult;
             /// Creates a context and pushes it on the thread's stack.
             fn cuCtxCreate_v2(
                 context: *mut CUcontext,
@@ -180,8 +178,6 @@ crate::dl_api! {
             /// Loads a module from PTX (NUL-terminated), a cubin or a fatbin; blocks behind a
             /// stream that waits.
             fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CudaResult;
-            /// Unloads a module; blocks behind a stream that waits.
-            fn cuModuleUnload(module: CUmodule) -> CudaResult;
             /// The kernel of a module with this name.
             fn cuModuleGetFunction(
                 function: *mut CUfunction,
@@ -236,15 +232,6 @@ crate::dl_api! {
                 device: CUdevice,
                 peer: CUdevice,
             ) -> CudaResult;
-            /// One attribute of the link from `device` to `peer`.
-            fn cuDeviceGetP2PAttribute(
-                value: *mut c_int,
-                attribute: CUdevice_P2PAttribute,
-                device: CUdevice,
-                peer: CUdevice,
-            ) -> CudaResult;
-            /// The identifier of the stream, unique in the process.
-            fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong) -> CudaResult;
             /// The identifier of the context, unique in the process.
             fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong) -> CudaResult;
             /// Copies rows. The driver uses a copy engine for copies of several rows, whatever
@@ -364,13 +351,6 @@ crate::dl_api! {
             /// Destroys an executable graph; a launch that runs still runs to its end.
             fn cuGraphExecDestroy(exec: CUgraphExec) -> CudaResult;
 
-            /// Enqueues one 32-bit write.
-            fn cuStreamWriteValue32_v2(
-                stream: CUstream,
-                address: CUdeviceptr,
-                value: u32,
-                flags: c_uint,
-            ) -> CudaResult;
             /// Enqueues one 32-bit wait.
             fn cuStreamWaitValue32_v2(
                 stream: CUstream,

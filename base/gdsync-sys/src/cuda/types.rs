@@ -44,8 +44,6 @@ pub type CUdevice = c_int;
 pub type CUdeviceptr = c_ulonglong;
 /// An attribute for `cuDeviceGetAttribute`: `CU_DEVICE_ATTRIBUTE_*`.
 pub type CUdevice_attribute = c_uint;
-/// An attribute for `cuDeviceGetP2PAttribute`: `CU_DEVICE_P2P_ATTRIBUTE_*`.
-pub type CUdevice_P2PAttribute = c_uint;
 /// An attribute for `cuPointerGetAttribute`: `CU_POINTER_ATTRIBUTE_*`.
 pub type CUpointer_attribute = c_uint;
 /// An attribute for `cuFuncGetAttribute`: `CU_FUNC_ATTRIBUTE_*`.

@@ -64,13 +64,6 @@ fn prop(device: i32) -> hipMemAllocationProp {
     }
 }
 
-/// The HSA runtime, if it can export a dma-buf.
-fn hsa() -> Option<&'static Hsa> {
-    Hsa::get()
-        .ok()
-        .filter(|hsa| hsa.hsa_amd_portable_export_dmabuf.is_some())
-}
-
 impl Driver for Hip {
     fn api(&self) -> &'static str {
         "HIP"
@@ -358,7 +351,7 @@ impl Driver for Hip {
         let asked = call!(self.hipPointerGetAttributes(all.as_mut_ptr(), at as *const c_void));
         // SAFETY: the structure consists of numbers and addresses.
         let all = unsafe { all.assume_init() };
-        if asked.is_ok() && all.memory_kind(version(self)) == MemoryKind::Host {
+        if asked.is_ok() && all.memory_kind() == MemoryKind::Host {
             *host = all.host_pointer.cast();
         }
         asked
@@ -367,7 +360,7 @@ impl Driver for Hip {
     /// Device memory of `hipMalloc` is coarse-grained, and so is host memory that was allocated with
     /// `hipHostMallocNonCoherent`.
     unsafe fn has_words(&self, at: u64) -> bool {
-        let coarse = |all: &hipPointerAttribute_t| match all.memory_kind(version(self)) {
+        let coarse = |all: &hipPointerAttribute_t| match all.memory_kind() {
             MemoryKind::Device => all.allocation_flags == consts::hipDeviceMallocDefault,
             MemoryKind::Host => all.allocation_flags & consts::hipHostMallocNonCoherent != 0,
             MemoryKind::Other => false,
@@ -483,7 +476,8 @@ impl Driver for Hip {
 
     unsafe fn dma_buf(&self, (fd, offset): (&mut i32, &mut u64), start: u64, len: usize) -> Called {
         const CALL: &str = "hsa_amd_portable_export_dmabuf";
-        if let Some(export) = hsa().and_then(|hsa| hsa.hsa_amd_portable_export_dmabuf) {
+        if let Ok(hsa) = Hsa::get() {
+            let export = hsa.hsa_amd_portable_export_dmabuf;
             // SAFETY: stores a descriptor and a number; the range is in live memory.
             let status = unsafe { export(start as *const c_void, len, fd, offset) };
             const OUT_OF_RESOURCES: u32 = 0x1008;
@@ -492,7 +486,7 @@ impl Driver for Hip {
                 OUT_OF_RESOURCES => HipResult::OUT_OF_MEMORY.0,
                 _ => HipResult::NOT_SUPPORTED.0,
             };
-            // Mapped memory has another export.
+            // HSA refuses mapped memory, which HIP exports.
             if status == 0 || self.hipMemGetHandleForAddressRange.is_none() {
                 return Called { code, call: CALL };
             }

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 
-use gdsync_sys::hip::types::{hipDeviceProp_tR0000, hipDeviceProp_tR0600, hipUUID};
+use gdsync_sys::hip::types::{hipDeviceProp_tR0600, hipUUID};
 use gdsync_sys::hip::{Hip, HipResult, consts};
 
 use super::submit;
@@ -81,21 +81,14 @@ pub(super) fn pci(hip: &Hip, device: i32) -> Option<String> {
 
 /// The architecture of a device, such as `gfx942:sramecc+:xnack-`.
 pub fn hip_architecture(hip: &Hip, device: i32) -> Option<String> {
-    let name = if let Some(get) = hip.hipGetDevicePropertiesR0600 {
-        // SAFETY: numbers and addresses, for which zeros are valid.
-        let mut all: hipDeviceProp_tR0600 = unsafe { std::mem::zeroed() };
-        // SAFETY: the structure has the layout of this function.
-        let asked = unsafe { get(&mut all, device) };
-        asked.is_success().then_some(all.gcn_arch_name)
-    } else {
-        let get = hip.hipGetDeviceProperties?;
-        // SAFETY: as above.
-        let mut all: hipDeviceProp_tR0000 = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
-        let asked = unsafe { get(&mut all, device) };
-        asked.is_success().then_some(all.gcn_arch_name)
-    };
-    let bytes = name?.map(|c| c.cast_unsigned());
+    let get = hip.hipGetDevicePropertiesR0600?;
+    // SAFETY: numbers and addresses, for which zeros are valid.
+    let mut all: hipDeviceProp_tR0600 = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure has the layout of this function.
+    if !unsafe { get(&mut all, device) }.is_success() {
+        return None;
+    }
+    let bytes = all.gcn_arch_name.map(|c| c.cast_unsigned());
     let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?;
     (!text.is_empty()).then(|| text.to_owned())
 }
