@@ -123,14 +123,6 @@ fn opens() {
 }
 
 #[test]
-fn without_graphs() {
-    inside!(without("hipGraphInstantiateWithFlags"));
-    let stream = Gpu::hip(0).unwrap().stream().unwrap();
-    let names = &["hipGraphInstantiateWithFlags"];
-    common::refused(stream.begin_capture(), Kind::Unsupported, None, names);
-}
-
-#[test]
 fn two_gpus() {
     inside!(Variant::of(Driver::Hip7, None, &[("STANDIN_DEVICES", "2")]));
     let (first, second) = (Gpu::hip(0).unwrap(), Gpu::open("hip:1").unwrap());

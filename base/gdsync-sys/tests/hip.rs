@@ -78,11 +78,10 @@ fn codes_have_names_and_report_whether_the_device_is_lost() {
 }
 
 /// Functions that HIP 5.2 and the HSA runtime of that release do not have.
-const NEWER_FUNCTIONS: [&str; 5] = [
+const NEWER_FUNCTIONS: [&str; 4] = [
     "hipGetDevicePropertiesR0600",
     "hipStreamGetDevice",
     "hipMemGetHandleForAddressRange",
-    "hipGraphUpload",
     "hsa_amd_portable_export_dmabuf",
 ];
 

@@ -212,6 +212,23 @@ crate::dl_api! {
                 flags: c_uint,
             ) -> CudaResult;
 
+            /// Begins a capture.
+            fn cuStreamBeginCapture_v2(
+                stream: CUstream,
+                mode: CUstreamCaptureMode,
+            ) -> CudaResult;
+            /// Ends a capture.
+            fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CudaResult;
+            /// Makes a graph that streams can launch; `flags` is 0.
+            fn cuGraphInstantiateWithFlags(
+                exec: *mut CUgraphExec,
+                graph: CUgraph,
+                flags: c_ulonglong,
+            ) -> CudaResult;
+            /// Enqueues the operations of a graph, behind its earlier launches on any stream. Calls
+            /// with the same graph must not overlap.
+            fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CudaResult;
+
             /// The IPC handle of a device allocation, for another process.
             fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> CudaResult;
             /// Maps another process's allocation; `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
@@ -320,13 +337,6 @@ crate::dl_api! {
 
             /// Exchanges the capture mode of the calling thread.
             fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CudaResult;
-            /// Begins a capture.
-            fn cuStreamBeginCapture_v2(
-                stream: CUstream,
-                mode: CUstreamCaptureMode,
-            ) -> CudaResult;
-            /// Ends a capture.
-            fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CudaResult;
             /// Destroys a graph.
             fn cuGraphDestroy(graph: CUgraph) -> CudaResult;
             /// The number of nodes of a graph, and up to `count` of them; none if `nodes` is null.
@@ -337,17 +347,8 @@ crate::dl_api! {
             ) -> CudaResult;
             /// The type of a node.
             fn cuGraphNodeGetType(node: CUgraphNode, kind: *mut CUgraphNodeType) -> CudaResult;
-            /// Makes a graph that streams can launch; `flags` is 0.
-            fn cuGraphInstantiateWithFlags(
-                exec: *mut CUgraphExec,
-                graph: CUgraph,
-                flags: c_ulonglong,
-            ) -> CudaResult;
             /// Enqueues the preparation of a graph for its launches.
             fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) -> CudaResult;
-            /// Enqueues the operations of a graph, behind its earlier launches on any stream. Calls
-            /// with the same graph must not overlap.
-            fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CudaResult;
             /// Destroys an executable graph; a launch that runs still runs to its end.
             fn cuGraphExecDestroy(exec: CUgraphExec) -> CudaResult;
 

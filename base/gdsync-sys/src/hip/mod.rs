@@ -225,6 +225,19 @@ crate::dl_api! {
                 extra: *mut *mut c_void,
             ) -> HipResult;
 
+            /// Begins a capture.
+            fn hipStreamBeginCapture(stream: hipStream_t, mode: hipStreamCaptureMode) -> HipResult;
+            /// Ends a capture.
+            fn hipStreamEndCapture(stream: hipStream_t, graph: *mut hipGraph_t) -> HipResult;
+            /// Makes a graph that streams can launch; `flags` is 0.
+            fn hipGraphInstantiateWithFlags(
+                exec: *mut hipGraphExec_t,
+                graph: hipGraph_t,
+                flags: c_ulonglong,
+            ) -> HipResult;
+            /// Enqueues the operations of a graph. Calls with the same graph must not overlap.
+            fn hipGraphLaunch(exec: hipGraphExec_t, stream: hipStream_t) -> HipResult;
+
             /// The IPC handle of a device allocation, for another process.
             fn hipIpcGetMemHandle(
                 handle: *mut hipIpcMemHandle_t,
@@ -316,10 +329,6 @@ crate::dl_api! {
 
             /// Exchanges the capture mode of the calling thread.
             fn hipThreadExchangeStreamCaptureMode(mode: *mut hipStreamCaptureMode) -> HipResult;
-            /// Begins a capture.
-            fn hipStreamBeginCapture(stream: hipStream_t, mode: hipStreamCaptureMode) -> HipResult;
-            /// Ends a capture.
-            fn hipStreamEndCapture(stream: hipStream_t, graph: *mut hipGraph_t) -> HipResult;
             /// Destroys a graph.
             fn hipGraphDestroy(graph: hipGraph_t) -> HipResult;
             /// The number of nodes of a graph, and up to `count` of them; none if `nodes` is null.
@@ -328,16 +337,6 @@ crate::dl_api! {
                 nodes: *mut hipGraphNode_t,
                 count: *mut usize,
             ) -> HipResult;
-            /// Makes a graph that streams can launch; `flags` is 0.
-            fn hipGraphInstantiateWithFlags(
-                exec: *mut hipGraphExec_t,
-                graph: hipGraph_t,
-                flags: c_ulonglong,
-            ) -> HipResult;
-            /// Enqueues the preparation of a graph for its launches.
-            fn hipGraphUpload(exec: hipGraphExec_t, stream: hipStream_t) -> HipResult;
-            /// Enqueues the operations of a graph. Calls with the same graph must not overlap.
-            fn hipGraphLaunch(exec: hipGraphExec_t, stream: hipStream_t) -> HipResult;
             /// Destroys an executable graph.
             fn hipGraphExecDestroy(exec: hipGraphExec_t) -> HipResult;
         }

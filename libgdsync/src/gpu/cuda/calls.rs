@@ -11,9 +11,7 @@ use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
 use super::{dependent, peers, submit};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{
-    Called, Context, Driver, Handle, MISSING, OK, Physical, call, elf, optional,
-};
+use crate::gpu::driver::{Called, Context, Driver, Handle, MISSING, Physical, call, elf, optional};
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::Op;
 
@@ -127,10 +125,6 @@ impl Driver for Cuda {
                 Cow::Owned(text) => Cow::Owned(text.into_bytes()),
             },
         })
-    }
-
-    fn maps(&self, _device: i32) -> bool {
-        true
     }
 
     fn streams_ahead(&self) -> usize {
@@ -322,10 +316,6 @@ impl Driver for Cuda {
         call!(self.cuMemHostAlloc(at, len, consts::CU_MEMHOSTALLOC_PORTABLE))
     }
 
-    fn registers_twice(&self) -> bool {
-        false
-    }
-
     unsafe fn host_register(&self, at: Handle, len: usize, device_registers: bool) -> Called {
         let plain = consts::CU_MEMHOSTREGISTER_PORTABLE | consts::CU_MEMHOSTREGISTER_DEVICEMAP;
         let flags = match device_registers {
@@ -356,10 +346,6 @@ impl Driver for Cuda {
         }
         let which = consts::CU_POINTER_ATTRIBUTE_HOST_POINTER;
         call!(self.cuPointerGetAttribute((&raw mut *host).cast(), which, at))
-    }
-
-    unsafe fn has_words(&self, _at: u64) -> bool {
-        true
     }
 
     unsafe fn is_managed(&self, at: u64) -> bool {
@@ -492,11 +478,7 @@ impl Driver for Cuda {
         let which = consts::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // Percent of the memory of a multiprocessor.
         let all = 100;
-        let set = optional!(self.cuFuncSetAttribute(kernel.cast(), which, all));
-        match set.code {
-            MISSING => Called { code: OK, ..set },
-            _ => set,
-        }
+        optional!(self.cuFuncSetAttribute(kernel.cast(), which, all))
     }
 
     #[inline]
@@ -543,29 +525,13 @@ impl Driver for Cuda {
         optional!(self.cuLaunchKernelEx(&config, kernel.cast(), none, extra.as_mut_ptr()))
     }
 
-    fn lacks_graphs(&self) -> Option<&'static str> {
-        let needed = [
-            (
-                "cuStreamBeginCapture",
-                self.cuStreamBeginCapture_v2.is_some(),
-            ),
-            ("cuStreamEndCapture", self.cuStreamEndCapture.is_some()),
-            (
-                "cuGraphInstantiateWithFlags",
-                self.cuGraphInstantiateWithFlags.is_some(),
-            ),
-            ("cuGraphLaunch", self.cuGraphLaunch.is_some()),
-        ];
-        needed.iter().find(|(_, has)| !has).map(|(name, _)| *name)
-    }
-
     unsafe fn capture_begin(&self, stream: Handle) -> Called {
         let mode = consts::CU_STREAM_CAPTURE_MODE_RELAXED;
-        optional!(self.cuStreamBeginCapture_v2(stream.cast(), mode))
+        call!(self.cuStreamBeginCapture_v2(stream.cast(), mode))
     }
 
     unsafe fn capture_end(&self, stream: Handle, graph: &mut Handle) -> Called {
-        optional!(self.cuStreamEndCapture(stream.cast(), (&raw mut *graph).cast()))
+        call!(self.cuStreamEndCapture(stream.cast(), (&raw mut *graph).cast()))
     }
 
     /// Measured with driver 580 on an H100: one if all nodes are kernels, otherwise one for each node.
@@ -592,7 +558,7 @@ impl Driver for Cuda {
 
     unsafe fn graph_instantiate(&self, launchable: &mut Handle, graph: Handle) -> Called {
         let out = (&raw mut *launchable).cast();
-        optional!(self.cuGraphInstantiateWithFlags(out, graph.cast(), 0))
+        call!(self.cuGraphInstantiateWithFlags(out, graph.cast(), 0))
     }
 
     unsafe fn graph_destroy(&self, graph: Handle) {
@@ -600,20 +566,12 @@ impl Driver for Cuda {
     }
 
     unsafe fn graph_upload(&self, launchable: Handle, stream: Handle) -> Called {
-        let uploaded = optional!(self.cuGraphUpload(launchable.cast(), stream.cast()));
-        match uploaded.code {
-            // Then the first launch prepares the graph.
-            MISSING => Called {
-                code: OK,
-                ..uploaded
-            },
-            _ => uploaded,
-        }
+        optional!(self.cuGraphUpload(launchable.cast(), stream.cast()))
     }
 
     #[inline]
     unsafe fn graph_launch(&self, launchable: Handle, stream: Handle) -> Called {
-        optional!(self.cuGraphLaunch(launchable.cast(), stream.cast()))
+        call!(self.cuGraphLaunch(launchable.cast(), stream.cast()))
     }
 
     unsafe fn launchable_destroy(&self, launchable: Handle) {

@@ -11,19 +11,9 @@ use gdsync_sys::hip::{Hip, HipResult, Hsa, consts};
 
 use super::{code, device, exported, submit};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{
-    Called, Context, Driver, Handle, MISSING, OK, Physical, call, elf, optional,
-};
+use crate::gpu::driver::{Called, Context, Driver, Handle, OK, Physical, call, elf, optional};
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::{DevicePtr, Op, Width};
-
-/// A function that HIP does not have.
-const fn lacks(call: &'static str) -> Called {
-    Called {
-        code: MISSING,
-        call,
-    }
-}
 
 /// The context of a device: its number, behind null.
 pub(super) fn context(device: i32) -> Handle {
@@ -144,10 +134,6 @@ impl Driver for Hip {
         0
     }
 
-    fn has_dependent_launch(&self, _device: i32) -> bool {
-        false
-    }
-
     #[inline]
     fn current(&self) -> Handle {
         let mut device = 0;
@@ -166,12 +152,6 @@ impl Driver for Hip {
         let _ = call!(self.hipSetDevice(previous.addr() as i32 - 1));
     }
 
-    unsafe fn context_create(&self, _context: &mut Handle, _device: i32) -> Called {
-        lacks("second context")
-    }
-
-    unsafe fn context_destroy(&self, _context: Handle) {}
-
     fn exchange_capture_mode(&self, mode: Option<u32>) -> Option<u32> {
         let exchange = self.hipThreadExchangeStreamCaptureMode?;
         let mut mode = mode.unwrap_or(consts::hipStreamCaptureModeRelaxed);
@@ -181,7 +161,7 @@ impl Driver for Hip {
 
     unsafe fn host_flush(&self, device: i32) -> Called {
         let Some(register) = device::flush_register(self, device) else {
-            return lacks("register for the flush of remote writes");
+            return Called::missing("register for the flush of remote writes");
         };
         // SAFETY: the runtime has mapped this register of the device. A write flushes, and a read
         // behind it waits for the flush.
@@ -189,7 +169,7 @@ impl Driver for Hip {
             register.write_volatile(1);
             register.read_volatile();
         }
-        Called { code: OK, call: "" }
+        Called::DONE
     }
 
     /// HIP does not document such an order.
@@ -281,17 +261,6 @@ impl Driver for Hip {
         call!(self.hipMemcpyDtoHAsync(to.cast(), from as *mut c_void, len, stream.cast()))
     }
 
-    unsafe fn copy_two_rows(
-        &self,
-        _to: u64,
-        _from: *const u8,
-        _pitch: usize,
-        _half: usize,
-        _stream: Handle,
-    ) -> Called {
-        lacks("copy of rows by an engine")
-    }
-
     unsafe fn write_word(&self, stream: Handle, to: u64, value: u64, bytes: usize) -> Called {
         let width = match bytes {
             8 => Width::Bits64,
@@ -377,8 +346,6 @@ impl Driver for Hip {
         call!(self.hipPointerGetAttribute((&raw mut *id).cast(), which, at as *mut c_void))
     }
 
-    unsafe fn synchronise_copies(&self, _at: u64) {}
-
     unsafe fn granularity(&self, len: &mut usize, device: i32) -> Called {
         let least = consts::hipMemAllocationGranularityMinimum;
         optional!(self.hipMemGetAllocationGranularity(len, &prop(device), least))
@@ -454,10 +421,7 @@ impl Driver for Hip {
     unsafe fn ipc_open(&self, at: &mut u64, handle: [u8; 64]) -> Called {
         if let Some(own) = exported::open(&handle) {
             *at = own;
-            return Called {
-                code: OK,
-                call: "hipIpcOpenMemHandle",
-            };
+            return Called::DONE;
         }
         let flags = consts::hipIpcMemLazyEnablePeerAccess;
         let handle = hipIpcMemHandle_t { reserved: handle };
@@ -466,10 +430,7 @@ impl Driver for Hip {
 
     unsafe fn ipc_close(&self, at: u64) -> Called {
         if exported::close(at) {
-            return Called {
-                code: OK,
-                call: "hipIpcCloseMemHandle",
-            };
+            return Called::DONE;
         }
         call!(self.hipIpcCloseMemHandle(at as *mut c_void))
     }
@@ -516,22 +477,6 @@ impl Driver for Hip {
         call!(self.hipModuleGetFunction(out, module.cast(), name.as_ptr()))
     }
 
-    /// A module is loaded with its kernels.
-    unsafe fn function_load(&self, _kernel: Handle) -> Called {
-        Called {
-            code: OK,
-            call: "hipModuleGetFunction",
-        }
-    }
-
-    /// AMD's GPUs have no division of this memory.
-    unsafe fn function_shares(&self, _kernel: Handle) -> Called {
-        Called {
-            code: OK,
-            call: "hipModuleGetFunction",
-        }
-    }
-
     #[inline]
     unsafe fn launch(&self, kernel: Handle, dims: &Dims, stream: Handle, args: &[u8]) -> Called {
         let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
@@ -558,40 +503,13 @@ impl Driver for Hip {
         ))
     }
 
-    unsafe fn launch_dependent(
-        &self,
-        kernel: Handle,
-        dims: &Dims,
-        stream: Handle,
-        args: &[u8],
-    ) -> Called {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch(kernel, dims, stream, args) }
-    }
-
-    fn lacks_graphs(&self) -> Option<&'static str> {
-        let needed = [
-            (
-                "hipStreamBeginCapture",
-                self.hipStreamBeginCapture.is_some(),
-            ),
-            ("hipStreamEndCapture", self.hipStreamEndCapture.is_some()),
-            (
-                "hipGraphInstantiateWithFlags",
-                self.hipGraphInstantiateWithFlags.is_some(),
-            ),
-            ("hipGraphLaunch", self.hipGraphLaunch.is_some()),
-        ];
-        needed.iter().find(|(_, has)| !has).map(|(name, _)| *name)
-    }
-
     unsafe fn capture_begin(&self, stream: Handle) -> Called {
         let mode = consts::hipStreamCaptureModeRelaxed;
-        optional!(self.hipStreamBeginCapture(stream.cast(), mode))
+        call!(self.hipStreamBeginCapture(stream.cast(), mode))
     }
 
     unsafe fn capture_end(&self, stream: Handle, graph: &mut Handle) -> Called {
-        optional!(self.hipStreamEndCapture(stream.cast(), (&raw mut *graph).cast()))
+        call!(self.hipStreamEndCapture(stream.cast(), (&raw mut *graph).cast()))
     }
 
     unsafe fn graph_submissions(&self, graph: Handle) -> Option<u32> {
@@ -605,24 +523,16 @@ impl Driver for Hip {
 
     unsafe fn graph_instantiate(&self, launchable: &mut Handle, graph: Handle) -> Called {
         let out = (&raw mut *launchable).cast();
-        optional!(self.hipGraphInstantiateWithFlags(out, graph.cast(), 0))
+        call!(self.hipGraphInstantiateWithFlags(out, graph.cast(), 0))
     }
 
     unsafe fn graph_destroy(&self, graph: Handle) {
         let _ = optional!(self.hipGraphDestroy(graph.cast()));
     }
 
-    /// The first launch prepares the graph.
-    unsafe fn graph_upload(&self, _launchable: Handle, _stream: Handle) -> Called {
-        Called {
-            code: OK,
-            call: "hipGraphUpload",
-        }
-    }
-
     #[inline]
     unsafe fn graph_launch(&self, launchable: Handle, stream: Handle) -> Called {
-        optional!(self.hipGraphLaunch(launchable.cast(), stream.cast()))
+        call!(self.hipGraphLaunch(launchable.cast(), stream.cast()))
     }
 
     unsafe fn launchable_destroy(&self, launchable: Handle) {
