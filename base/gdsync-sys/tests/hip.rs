@@ -229,14 +229,6 @@ fn expected() -> (Vec<String>, String) {
     for (name, code) in HipResult::LISTED {
         number(name, code.0 as u64);
     }
-    number(
-        "HIP_LAUNCH_PARAM_BUFFER_POINTER",
-        HIP_LAUNCH_PARAM_BUFFER_POINTER.addr() as u64,
-    );
-    number(
-        "HIP_LAUNCH_PARAM_BUFFER_SIZE",
-        HIP_LAUNCH_PARAM_BUFFER_SIZE.addr() as u64,
-    );
     number("HIP_LAUNCH_PARAM_END", HIP_LAUNCH_PARAM_END.addr() as u64);
     macro_rules! fields {
         ($($kind:ident as $cpp:ident { $($field:ident as $name:ident),* $(,)? })*) => { $(

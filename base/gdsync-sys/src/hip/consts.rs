@@ -16,10 +16,6 @@ macro_rules! numbers {
     };
 }
 
-/// Before the address of packed arguments, in the `extra` of a launch.
-pub const HIP_LAUNCH_PARAM_BUFFER_POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
-/// Before the address of the length of packed arguments, in the `extra` of a launch.
-pub const HIP_LAUNCH_PARAM_BUFFER_SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
 /// The end of the `extra` of a launch.
 pub const HIP_LAUNCH_PARAM_END: *mut c_void = std::ptr::without_provenance_mut(3);
 

@@ -11,7 +11,9 @@ use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
 use super::{dependent, peers, submit};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{Called, Context, Driver, Handle, MISSING, Physical, call, elf, optional};
+use crate::gpu::driver::{
+    Called, Context, Driver, Handle, MISSING, Physical, call, elf, extra, optional,
+};
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::Op;
 
@@ -46,15 +48,8 @@ fn prop(cuda: &Cuda, device: CUdevice) -> CUmemAllocationProp {
     }
 }
 
-/// The last argument of a launch: the parameter structure. `size` has its length.
-fn extra(args: &[u8], size: &mut usize) -> [*mut c_void; 5] {
-    /// `CU_LAUNCH_PARAM_*` of cuda.h.
-    const END: *mut c_void = std::ptr::null_mut();
-    const POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
-    const SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
-    let args = args.as_ptr().cast_mut().cast();
-    [POINTER, args, SIZE, (&raw mut *size).cast(), END]
-}
+/// The end of the `extra` of a launch.
+const LAUNCH_PARAM_END: *mut c_void = std::ptr::null_mut();
 
 impl Driver for Cuda {
     fn api(&self) -> &'static str {
@@ -485,7 +480,7 @@ impl Driver for Cuda {
     unsafe fn launch(&self, kernel: Handle, dims: &Dims, stream: Handle, args: &[u8]) -> Called {
         let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
         let mut size = args.len();
-        let mut extra = extra(args, &mut size);
+        let mut extra = extra(args, &mut size, LAUNCH_PARAM_END);
         call!(self.cuLaunchKernel(
             kernel.cast(),
             gx,
@@ -520,7 +515,7 @@ impl Driver for Cuda {
             count: 1,
         };
         let mut size = args.len();
-        let mut extra = extra(args, &mut size);
+        let mut extra = extra(args, &mut size, LAUNCH_PARAM_END);
         let none = std::ptr::null_mut();
         optional!(self.cuLaunchKernelEx(&config, kernel.cast(), none, extra.as_mut_ptr()))
     }

@@ -83,6 +83,15 @@ macro_rules! optional {
 }
 pub(crate) use optional;
 
+/// The last argument of a launch: the parameter structure. `size` has its length. CUDA and HIP give
+/// the entries the same numbers, but for the `end`.
+pub(crate) fn extra(args: &[u8], size: &mut usize, end: *mut c_void) -> [*mut c_void; 5] {
+    const POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
+    const SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
+    let args = args.as_ptr().cast_mut().cast();
+    [POINTER, args, SIZE, (&raw mut *size).cast(), end]
+}
+
 /// Physical memory of the driver.
 pub(crate) type Physical = u64;
 

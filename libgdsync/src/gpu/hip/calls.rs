@@ -11,7 +11,9 @@ use gdsync_sys::hip::{Hip, HipResult, Hsa, consts};
 
 use super::{code, device, exported, submit};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{Called, Context, Driver, Handle, OK, Physical, call, elf, optional};
+use crate::gpu::driver::{
+    Called, Context, Driver, Handle, OK, Physical, call, elf, extra, optional,
+};
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::{DevicePtr, Op, Width};
 
@@ -481,13 +483,7 @@ impl Driver for Hip {
     unsafe fn launch(&self, kernel: Handle, dims: &Dims, stream: Handle, args: &[u8]) -> Called {
         let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
         let mut size = args.len();
-        let mut extra = [
-            consts::HIP_LAUNCH_PARAM_BUFFER_POINTER,
-            args.as_ptr().cast_mut().cast(),
-            consts::HIP_LAUNCH_PARAM_BUFFER_SIZE,
-            (&raw mut size).cast(),
-            consts::HIP_LAUNCH_PARAM_END,
-        ];
+        let mut extra = extra(args, &mut size, consts::HIP_LAUNCH_PARAM_END);
         call!(self.hipModuleLaunchKernel(
             kernel.cast(),
             gx,
