@@ -1,7 +1,7 @@
 //! The CUDA driver as a [`Driver`].
 
 use std::borrow::Cow;
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 
 use gdsync_sys::cuda::types::{
     CUDA_MEMCPY2D, CUdevice, CUgraphNode, CUipcMemHandle, CUlaunchAttribute, CUlaunchConfig,
@@ -12,7 +12,7 @@ use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 use super::{dependent, peers, submit};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{
-    Called, Context, Driver, Handle, MISSING, Physical, call, elf, extra, optional,
+    Called, Context, Driver, Handle, MISSING, Physical, call, elf, extra, optional, text,
 };
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::Op;
@@ -62,18 +62,13 @@ impl Driver for Cuda {
 
     fn describe(&self, code: i32) -> [Option<String>; 2] {
         let code = CudaResult(code);
-        let text =
-            |f: unsafe extern "C" fn(CudaResult, *mut *const std::ffi::c_char) -> CudaResult| {
-                let mut text = std::ptr::null();
-                // SAFETY: stores a pointer to a static string, or null.
-                let known = unsafe { f(code, &mut text) };
-                if !known.is_success() || text.is_null() {
-                    return None;
-                }
-                // SAFETY: a static string of the driver, as checked.
-                let text = unsafe { CStr::from_ptr(text) };
-                Some(text.to_string_lossy().into_owned())
-            };
+        let text = |f: unsafe extern "C" fn(CudaResult, *mut *const c_char) -> CudaResult| {
+            let mut at = std::ptr::null();
+            // SAFETY: stores a pointer to a static string, or null.
+            let known = unsafe { f(code, &mut at) }.is_success();
+            // SAFETY: as above.
+            known.then(|| unsafe { text(at) })?
+        };
         let name = text(self.cuGetErrorName).or_else(|| code.name().map(str::to_owned));
         [name, text(self.cuGetErrorString)]
     }

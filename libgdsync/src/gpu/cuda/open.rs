@@ -10,7 +10,7 @@ use super::probe::{OLDEST, cuda_caps, cuda_refusal, driver_too_old, is_exclusive
 use super::{OPENER, peers};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{self, Called, Opened, call};
-use crate::gpu::{Gpu, Stream, WaitLimits};
+use crate::gpu::{Gpu, Stream};
 
 const OPEN: &str = "open CUDA GPU";
 const ADOPT: &str = "adopt CUDA stream";
@@ -38,16 +38,11 @@ fn driver() -> Result<&'static Cuda> {
 }
 
 pub(super) fn name_of(cuda: &Cuda, device: CUdevice) -> String {
-    let mut name = [0_u8; 128];
-    // SAFETY: stores at most 128 bytes, zero-terminated.
-    let asked = unsafe { (cuda.cuDeviceGetName)(name.as_mut_ptr().cast(), 128, device) };
-    let len = name.iter().position(|b| *b == 0).unwrap_or(0);
-    match asked.is_success() && len > 0 {
-        true => format!(
-            "cuda gpu{device} ({})",
-            String::from_utf8_lossy(&name[..len])
-        ),
-        false => format!("cuda gpu{device}"),
+    // SAFETY: stores a zero-terminated string within the length.
+    let name = driver::stored::<128>(|at, len| call!(cuda.cuDeviceGetName(at, len, device)));
+    match name {
+        Some(name) => format!("cuda gpu{device} ({name})"),
+        None => format!("cuda gpu{device}"),
     }
 }
 
@@ -86,10 +81,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
             alone,
             caps: cuda_caps(cuda, device),
             number: driver::number(peers::uuid(cuda, device)),
-            limits: WaitLimits {
-                multiprocessors: u32::try_from(all).ok().filter(|all| *all > 0),
-                ..wait_limits(connections.as_deref())
-            },
+            limits: wait_limits(connections.as_deref(), all),
             same_address: has(same) != 0,
         }
     };
@@ -123,13 +115,7 @@ fn check_device(cuda: &Cuda, device: CUdevice) -> Result<()> {
     let Some((kind, why)) = cuda_refusal(cuda, device) else {
         return Ok(());
     };
-    let gpu = name_of(cuda, device);
-    let what = match kind {
-        Kind::System => format!(
-            "{gpu} cannot be used: {why} (PROHIBITED); run `nvidia-smi -i {device} -c DEFAULT` as root"
-        ),
-        _ => format!("{gpu} cannot be used: {why}"),
-    };
+    let what = format!("{} cannot be used: {why}", name_of(cuda, device));
     Err(Error::new(OPEN, kind, what))
 }
 

@@ -1,11 +1,11 @@
 //! The calls that the drivers of CUDA and HIP both have, in one vocabulary. A driver implements
 //! [`Driver`] on its table of functions; everything else in this folder uses the trait alone.
 //!
-//! The two drivers give the same numbers to the result codes that this folder distinguishes. A
-//! function that the driver lacks returns [`MISSING`].
+//! CUDA and HIP give the results that this folder distinguishes the same numbers. A function that is
+//! missing returns [`MISSING`].
 
 use std::borrow::Cow;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 use super::Context;
 use crate::error::{Kind, Result};
@@ -54,6 +54,28 @@ impl Called {
     pub fn name(self) -> &'static str {
         self.call.trim_end_matches("_v2")
     }
+}
+
+/// A static text of a driver; `None` if it is empty.
+///
+/// # Safety
+/// `at` is null or a static zero-terminated string.
+pub(crate) unsafe fn text(at: *const c_char) -> Option<String> {
+    // SAFETY: the caller's promise.
+    let text = (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy())?;
+    (!text.is_empty()).then(|| text.into_owned())
+}
+
+/// A text that a call stores in `N` bytes, zero-terminated; `None` if it is empty.
+pub(crate) fn stored<const N: usize>(
+    store: impl FnOnce(*mut c_char, i32) -> Called,
+) -> Option<String> {
+    let mut text = [0_u8; N];
+    if !store(text.as_mut_ptr().cast(), N as i32).is_ok() {
+        return None;
+    }
+    let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
 /// Calls a function of a table, whose result is a number. The functions of a [`Driver`] uphold its
@@ -121,8 +143,8 @@ pub(crate) trait Driver: Send + Sync {
     fn maps(&self, _device: i32) -> bool {
         true
     }
-    /// The number of streams to create ahead, because the driver's creation of one may block behind
-    /// waits. 0: the driver shares hardware queues among its streams, so that none is kept idle.
+    /// The number of streams that the library creates ahead, because a creation may block behind waits.
+    /// 0: it may not, and streams share hardware queues.
     fn streams_ahead(&self) -> usize;
     /// Whether the device has dependent launches.
     fn has_dependent_launch(&self, _device: i32) -> bool {

@@ -35,7 +35,9 @@ use crate::memop::{Caps, DevicePtr};
 use module::Module;
 use stream::{DriverEvent, DriverStream};
 
-pub(super) use calls::{Called, Driver, Handle, MISSING, OK, Physical, call, extra, optional};
+pub(super) use calls::{
+    Called, Driver, Handle, MISSING, OK, Physical, call, extra, optional, stored, text,
+};
 pub(super) use context::{Context, check};
 pub(super) use open::{
     Opened, adopt_created, adopt_stream, by_local_rank, chain, keep_owner, number, open, raw_stream,

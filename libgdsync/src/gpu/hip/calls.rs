@@ -12,7 +12,7 @@ use gdsync_sys::hip::{Hip, HipResult, Hsa, consts};
 use super::{code, device, exported, submit};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{
-    Called, Context, Driver, Handle, OK, Physical, call, elf, extra, optional,
+    Called, Context, Driver, Handle, OK, Physical, call, elf, extra, optional, text,
 };
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::{DevicePtr, Op, Width};
@@ -68,13 +68,7 @@ impl Driver for Hip {
     fn describe(&self, code: i32) -> [Option<String>; 2] {
         let text = |f: unsafe extern "C" fn(HipResult) -> *const c_char| {
             // SAFETY: returns a static string, or null.
-            let text = unsafe { f(HipResult(code)) };
-            if text.is_null() {
-                return None;
-            }
-            // SAFETY: a static string of the runtime, as checked.
-            let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
-            (!text.is_empty()).then(|| text.into_owned())
+            unsafe { text(f(HipResult(code))) }
         };
         // For a code that it does not know, the runtime returns the name of another one.
         let unknown = HipResult::UNKNOWN.name().map(str::to_owned);

@@ -5,13 +5,12 @@ use std::ffi::c_void;
 use gdsync_sys::hip::{Hip, HipResult, consts};
 
 use super::device::{
-    self, OLDEST, ONLY_SIGNALS, attribute, hip_caps, hip_refusal, hip_runtime_refusal,
-    hip_wait_limits,
+    self, OLDEST, ONLY_SIGNALS, attribute, hip_caps, hip_refusal, hip_runtime_refusal, wait_limits,
 };
 use super::{OPENER, calls};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{self, Opened, call};
-use crate::gpu::{Gpu, Stream, WaitLimits};
+use crate::gpu::{Gpu, Stream};
 
 const OPERATION: &str = "open HIP GPU";
 
@@ -107,10 +106,7 @@ impl Gpu {
                 alone: true,
                 caps: hip_caps(hip, device),
                 number: driver::number(device::uuid(hip, device)),
-                limits: WaitLimits {
-                    multiprocessors: u32::try_from(all).ok().filter(|all| *all > 0),
-                    ..hip_wait_limits(queues.as_deref())
-                },
+                limits: wait_limits(queues.as_deref(), all),
                 same_address: false,
             }
         };

@@ -8,8 +8,7 @@ use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{Called, Context, Handle, call};
 use crate::memop::{Condition, DevicePtr, Op, Width};
 
-/// The maximum number of operations of one submission. A hardware queue of AMD's runtime has 16,384
-/// packets, and an operation takes one or two: the submissions that a waiting stream may have fit.
+/// The maximum number of operations of one submission; see `WaitLimits::SUBMISSIONS`.
 pub(super) const BATCH: usize = 8;
 
 fn wait_flags(condition: Condition) -> u32 {
