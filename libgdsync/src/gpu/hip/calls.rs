@@ -17,7 +17,7 @@ use crate::gpu::driver::{
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::{DevicePtr, Op, Width};
 
-/// The context of a device: its number, behind null.
+/// The handle of a device's context: its number plus 1, because null is no context.
 pub(super) fn context(device: i32) -> Handle {
     std::ptr::without_provenance_mut(device as usize + 1)
 }
@@ -270,7 +270,7 @@ impl Driver for Hip {
         call!(self.hipMemsetD8Async(at as *mut c_void, 0, len, stream.cast()))
     }
 
-    /// All memory is fine-grained, so that its words can be used.
+    /// Fine-grained, so that its words can be used.
     unsafe fn mem_alloc(&self, at: &mut u64, len: usize) -> Called {
         let out = (&raw mut *at).cast();
         call!(self.hipExtMallocWithFlags(out, len, consts::hipDeviceMallocFinegrained))
