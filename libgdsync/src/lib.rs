@@ -17,7 +17,7 @@
 //! use gdsync::Gpu;
 //!
 //! fn main() -> gdsync::Result<()> {
-//!     let gpu = Gpu::soft()?; // `Gpu::from_env` takes a CUDA GPU if there is one
+//!     let gpu = Gpu::soft()?; // `Gpu::from_env` takes a CUDA or HIP GPU if there is one
 //!     let device = Device::emulated(&gpu)?; // `Device::from_env` takes an RDMA NIC
 //!     let pd = device.alloc_pd()?;
 //!     let mut a = pd.create_qp(&QpConfig::default())?;
@@ -76,7 +76,7 @@
 //! | [`launcher`] | the rank of this process in its job |
 //!
 //! # Choosing a GPU and a NIC
-//! [`Gpu::from_env`] takes CUDA if the driver reports a usable GPU, else the software GPU;
+//! [`Gpu::from_env`] takes the first runtime that has a usable GPU: CUDA, HIP, the software GPU;
 //! `GDS_GPU` overrides that. [`Gpu::open`] takes a name (`cuda:1`). [`Gpu::cuda_context`] takes the
 //! context of an application that uses CUDA already; [`Gpu::cuda_stream`] then adopts its streams,
 //! and [`Gpu::adopt`] its memory.
@@ -158,7 +158,7 @@ pub mod decide {
     pub use crate::env::Variable;
     pub use crate::gpu::{
         GpuName, SOFT_CAPS, auto_goes_on, cuda_caps, cuda_refusal, driver_too_old,
-        hip_architecture, hip_caps, hip_refusal, wait_limits,
+        hip_architecture, hip_caps, hip_refusal, hip_runtime_refusal, wait_limits,
     };
     pub use crate::nic::{NicName, first_that_works};
     pub use crate::provider::ibv::nearest_first;

@@ -399,21 +399,6 @@ fn captures_of_the_application() {
     assert_eq!(word.load().unwrap(), 3);
 }
 
-/// A driver without one of the functions refuses the capture, and the stream is as before.
-fn no_graphs(function: &str) {
-    let gpu = Gpu::cuda(0).unwrap();
-    let (stream, word) = (gpu.stream().unwrap(), gpu.word());
-    refused(
-        stream.begin_capture(),
-        Kind::Unsupported,
-        None,
-        &[function, "update"],
-    );
-    on(&stream, &[write32(&word, 1)]);
-    passes(&stream);
-    assert_eq!(word.load().unwrap(), 1);
-}
-
 /// A driver that does not list nodes: every submission counts.
 fn unlisted_nodes() {
     let gpu = Gpu::cuda(0).unwrap();
@@ -451,10 +436,5 @@ cases! {
     what_a_graph_cannot_contain_is_refused_on_cuda => refusals(&Gpu::cuda(0).unwrap());
     launches_are_observed_on_cuda => launches_are_observed(&Gpu::cuda(0).unwrap());
     the_application_captures_too => captures_of_the_application();
-    a_driver_without_instantiation in Variant::without("cuGraphInstantiateWithFlags") =>
-        no_graphs("cuGraphInstantiateWithFlags");
-    a_driver_without_launches in Variant::without("cuGraphLaunch") => no_graphs("cuGraphLaunch");
-    a_driver_without_captures in Variant::without("cuStreamBeginCapture_v2") =>
-        no_graphs("cuStreamBeginCapture");
     a_driver_that_lists_no_nodes in Variant::without("cuGraphGetNodes") => unlisted_nodes();
 }

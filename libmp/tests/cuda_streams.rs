@@ -275,7 +275,7 @@ fn captured_streams_are_refused() {
     let mut wrong = Vec::new();
     for (what, call) in CALLS {
         // SAFETY: a live stream of the current context.
-        let began = unsafe { cuda.cuStreamBeginCapture_v2.unwrap()(raw, 2) };
+        let began = unsafe { (cuda.cuStreamBeginCapture_v2)(raw, 2) };
         assert!(began.is_success());
         match rig.with_progress(|| call(&rig, &stream)) {
             Ok(()) => wrong.push(format!("{what} was not refused")),
@@ -285,10 +285,7 @@ fn captured_streams_are_refused() {
         let mut graph: *mut u64 = std::ptr::null_mut();
         // SAFETY: the capture begun above; a graph of the stand-in is the number of its commands.
         let held = unsafe {
-            ok(cuda.cuStreamEndCapture.unwrap()(
-                raw,
-                (&raw mut graph).cast(),
-            ));
+            ok((cuda.cuStreamEndCapture)(raw, (&raw mut graph).cast()));
             *graph
         };
         if held != 0 {

@@ -141,6 +141,9 @@ fn hip(report: &Report, list: &mut List) {
             format!("{symbol} in {}", path.display()),
             "update ROCm, or name its own library by GDS_HIP_LIB".to_owned(),
         ),
+        (State::Opened { .. }, _) if let Some(why) = &hip.refusal => {
+            ("a HIP that gdsync can use".to_owned(), why.clone())
+        }
         (State::Opened { .. }, Access::Absent) => (
             format!(
                 "/dev/kfd, the device file of the AMD GPU at {}",

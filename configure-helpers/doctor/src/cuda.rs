@@ -66,7 +66,7 @@ impl Channels {
     pub const MOST: u32 = 32;
 
     fn from(variable: Option<String>) -> Channels {
-        let limits = wait_limits(variable.as_deref());
+        let limits = wait_limits(variable.as_deref(), 0);
         let set = variable.as_deref().map(|v| v.trim().parse());
         Channels {
             count: limits.channels,

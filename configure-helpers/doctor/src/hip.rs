@@ -5,7 +5,7 @@ use crate::cuda::Trouble;
 use crate::library::State;
 use crate::machine::{Access, Machine};
 use gdsync::Kind;
-use gdsync::decide::{hip_architecture, hip_caps, hip_refusal};
+use gdsync::decide::{hip_architecture, hip_caps, hip_refusal, hip_runtime_refusal};
 use gdsync::gpu::Caps;
 use gdsync_sys::hip::consts::*;
 use gdsync_sys::hip::{Hip as Table, HipResult};
@@ -21,6 +21,9 @@ pub struct Hip {
     /// The version of HIP, which is that of ROCm in its first two numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// The reason why gdsync does not use this release of HIP, or this process's settings of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
     /// The reason why the library or its devices cannot be used, if they cannot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<Trouble>,
@@ -73,6 +76,7 @@ pub(crate) fn look(machine: &Machine) -> Hip {
     let mut found = Hip {
         library: State::Absent { tried: Vec::new() },
         version: None,
+        refusal: None,
         trouble: None,
         gpus: Vec::new(),
         amdgpu: machine.module("amdgpu"),
@@ -90,16 +94,10 @@ pub(crate) fn look(machine: &Machine) -> Hip {
             return found;
         }
     };
-    let lacks = [
-        ("hipStreamBatchMemOp", table.hipStreamBatchMemOp.is_none()),
-        (
-            "hipMemGetHandleForAddressRange",
-            table.hipMemGetHandleForAddressRange.is_none(),
-        ),
-    ];
-    let lacks = lacks.iter().filter(|l| l.1).map(|l| l.0.to_owned());
-    found.library = State::opened(table.path(), lacks.collect());
-    if let Err(trouble) = (Runtime { table }).look(&mut found) {
+    let lacks = table.hipMemGetHandleForAddressRange.is_none();
+    let lacks = lacks.then(|| "hipMemGetHandleForAddressRange".to_owned());
+    found.library = State::opened(table.path(), lacks.into_iter().collect());
+    if let Err(trouble) = (Runtime { table }).look(machine, &mut found) {
         found.trouble = Some(trouble);
     }
     found
@@ -126,13 +124,18 @@ impl Runtime {
         })
     }
 
-    fn look(&self, found: &mut Hip) -> Result<(), Trouble> {
+    fn look(&self, machine: &Machine, found: &mut Hip) -> Result<(), Trouble> {
         let mut version = 0;
         // SAFETY: the number is written to a local.
         let code = unsafe { (self.table.hipRuntimeGetVersion)(&mut version) };
         self.check("hipRuntimeGetVersion", code)?;
         let (major, minor) = (version / 10_000_000, version / 100_000 % 100);
         found.version = Some(format!("{major}.{minor}"));
+        let signals = machine.variable("GPU_STREAMOPS_CP_WAIT");
+        found.refusal = hip_runtime_refusal(version, signals.as_deref());
+        if found.refusal.is_some() {
+            return Ok(());
+        }
         let mut count = 0;
         // SAFETY: the number is written to a local.
         let code = unsafe { (self.table.hipGetDeviceCount)(&mut count) };

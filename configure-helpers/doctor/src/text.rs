@@ -112,6 +112,8 @@ impl Page {
             let (call, name, code) = (trouble.call, &trouble.name, trouble.code);
             let value = format_args!("{call} returned {name} ({code})");
             self.line("hip: error", value);
+        } else if let Some(why) = &hip.refusal {
+            self.line("hip: error", why);
         } else if hip.library.is_opened() {
             self.line("hip: GPUs", hip.gpus.len());
         }
@@ -119,6 +121,7 @@ impl Page {
 
     fn amd_gpu(&mut self, gpu: &hip::Gpu) {
         self.title(format_args!("AMD GPU {}: {}", gpu.index, gpu.name));
+        self.known("cannot be used", gpu.refusal.map(|(_, why)| why));
         self.known("PCI address", gpu.pci.as_ref());
         self.known("architecture", gpu.architecture.as_ref());
         let (gib, units) = (gpu.memory >> 30, gpu.compute_units);

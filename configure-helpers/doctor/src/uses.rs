@@ -72,7 +72,7 @@ fn decide(report: &Report) -> Result<(Chosen<'_>, String), String> {
         Some(name) => (name.as_str(), format!("GDS_GPU={name}")),
         None => (
             "auto",
-            "a CUDA GPU is preferred to the software GPU".to_owned(),
+            "CUDA is preferred to HIP, and HIP to the software GPU".to_owned(),
         ),
     };
     let unknown =
@@ -109,14 +109,15 @@ fn hip(report: &Report, index: Option<u32>) -> Result<&hip::Gpu, String> {
     };
     let first = local.as_ref().map_or(0, |local| local.gpu(gpus as u32));
     let gpu = found.gpus.get(index.unwrap_or(first) as usize);
-    let gpu = gpu.ok_or_else(|| match &found.trouble {
+    let gpu = gpu.ok_or_else(|| match (&found.refusal, &found.trouble) {
         _ if !found.library.is_opened() => "there is no usable HIP".to_owned(),
-        Some(trouble) => format!(
+        (Some(why), _) => why.clone(),
+        (None, Some(trouble)) => format!(
             "{} returned {} ({})",
             trouble.call, trouble.name, trouble.code
         ),
-        None if gpus == 0 => "HIP reports no GPU".to_owned(),
-        None => format!("the number of GPUs is {gpus}"),
+        (None, None) if gpus == 0 => "HIP reports no GPU".to_owned(),
+        (None, None) => format!("the number of GPUs is {gpus}"),
     })?;
     match gpu.refusal {
         None => Ok(gpu),

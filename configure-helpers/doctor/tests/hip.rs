@@ -64,7 +64,7 @@ fn gpus_are_reported_with_their_architecture_and_release() {
     assert_eq!(gpu.pci.as_deref(), Some("0000:c2:00.0"));
     assert_eq!((gpu.compute_units, gpu.memory >> 20), (304, 196_592));
     assert!(gpu.wait_values && gpu.fine_grained && gpu.large_bar);
-    assert!(hip.library.lacks("hipStreamBatchMemOp"));
+    assert!(hip.library.lacks("hipMemGetHandleForAddressRange"));
     let text = report.to_string();
     assert!(text.contains("AMD Instinct MI300X"), "{text}");
     assert!(text.contains("gfx942"), "{text}");
@@ -120,6 +120,28 @@ fn variables_may_hide_every_gpu() {
             "a GPU that HIP reports",
             &format!("unset {variable}"),
         );
+    }
+}
+
+#[test]
+fn release_and_settings_that_the_library_refuses_are_reported() {
+    let tree = machine(&[("dev/kfd", ""), ("sys/module/amdgpu/x", "")]);
+    let old = "#define COUNT 1\n#define VERSION 50731921\n#define FAILING \"\"\n#define CODE 0\n";
+    let (old, new) = (
+        compile_libhip("libhip-old.so", old),
+        libhip("libhip-new.so", 1, ("", 0)),
+    );
+    let signals = ("GPU_STREAMOPS_CP_WAIT", "1");
+    for (hip, variables, why) in [
+        (old, &[][..], "gdsync needs 6.0 or later; update ROCm"),
+        (new, &[signals], "GPU_STREAMOPS_CP_WAIT set, streams wait"),
+    ] {
+        let report = look(&tree, with(hip.clone()), variables);
+        assert!(report.to_string().contains(why), "{report}");
+        advised(&report, "a HIP that gdsync can use", why);
+        let forced = [variables, &[("GDS_GPU", "hip")]].concat();
+        let chosen = look(&tree, with(hip), &forced).uses[0].clone();
+        assert!(chosen.because.contains(why), "{chosen:?}");
     }
 }
 

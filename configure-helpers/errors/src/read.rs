@@ -223,9 +223,11 @@ impl Visit<'static> for Source {
         let places = self.places(it);
         for statement in &it.stmts {
             match statement {
+                // Not a constant of the file.
                 Stmt::Item(syn::Item::Const(it)) => {
                     let all = self.variables.entry(it.ident.to_string()).or_default();
                     all.push((places.clone(), Value::Init(&it.expr, None)));
+                    continue;
                 }
                 Stmt::Local(syn::Local {
                     pat,
@@ -237,8 +239,8 @@ impl Visit<'static> for Source {
                 }
                 _ => {}
             }
+            self.visit_stmt(statement);
         }
-        visit::visit_block(self, it);
     }
 
     fn visit_expr_match(&mut self, it: &'static syn::ExprMatch) {

@@ -29,6 +29,7 @@ fn texts_of_literals_constants_and_variables() {
     check(
         r#"
         const OPEN: &str = "open";
+        fn g() { const OPEN: &str = "adopt"; Error::new(OPEN, Kind::Busy, "it is gone") }
         fn a() {
             const NAME: &str = "close";
             let what = "it is in use".to_owned();
@@ -43,8 +44,8 @@ fn texts_of_literals_constants_and_variables() {
         fn e() { let what = "it is odd"; { let what = format!("{what}, always"); Error::new(OPEN, Kind::Absent, what) } }
         fn f() { if let (1, what) = (1, "it was odd") { Error::new(OPEN, Kind::Absent, what) } }
         "#,
-        "`close` Busy: it is in use
-        `enter` Busy: it is gone
+        "`adopt`, `enter` Busy: it is gone
+        `close` Busy: it is in use
         `open` Absent: it is odd, always
         `open` Absent: it was odd
         `open` Busy: it is old

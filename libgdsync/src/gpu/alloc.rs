@@ -203,7 +203,7 @@ impl Gpu {
     }
 
     /// The driver's number of the allocation that contains `at`: a later allocation at the same
-    /// address has a different number. `None` on a GPU that is not a CUDA GPU.
+    /// address has a different number. `None` on a software GPU.
     ///
     /// # Errors
     /// `System` for an address that is not in memory of the GPU.

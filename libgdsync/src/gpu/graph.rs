@@ -112,8 +112,8 @@ impl Stream {
     /// `RELAXED`, so that the application may make any call meanwhile.
     ///
     /// # Errors
-    /// `Unsupported` if the stream is under capture already, or if the driver has no graphs;
-    /// `System` if the runtime refuses, `DeviceLost` if the GPU is lost.
+    /// `Unsupported` if the stream is under capture already; `System` if the runtime refuses,
+    /// `DeviceLost` if the GPU is lost.
     pub fn begin_capture(&self) -> Result<()> {
         self.check(self.gpu(), "begin capture")?;
         self.handle().begin_capture()?;

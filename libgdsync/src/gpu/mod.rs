@@ -55,7 +55,7 @@ pub use cuda::{cuda_caps, cuda_refusal, driver_too_old, wait_limits};
 pub use event::Event;
 pub use graph::Graph;
 #[doc(hidden)]
-pub use hip::{hip_architecture, hip_caps, hip_refusal};
+pub use hip::{hip_architecture, hip_caps, hip_refusal, hip_runtime_refusal};
 pub use identity::{GpuIdentity, Unreachable};
 #[cfg(feature = "internals")]
 #[doc(hidden)]

@@ -34,7 +34,8 @@ use crate::error::{Error, Kind, Result};
 #[non_exhaustive]
 pub enum SharedMemory {
     /// A handle of the runtime (CUDA: `CUipcMemHandle`): plain bytes, which can be sent by any
-    /// channel. It is made for memory that the application has allocated with `cuMemAlloc`.
+    /// channel. It is made for memory that the application has allocated with `cuMemAlloc` or
+    /// `hipMalloc`, and for all device memory with HIP 6.
     Ipc {
         /// The handle.
         handle: [u8; 64],

@@ -45,6 +45,33 @@ pub struct WaitLimits {
     pub multiprocessors: Option<u32>,
 }
 
+impl WaitLimits {
+    /// The maximum of submissions on a waiting stream of a driver. CUDA's accepts about 1,020 and then
+    /// blocks the caller; the difference is left for work that the application enqueues itself. HIP's
+    /// accepts so many of 8 operations, of at most two packets each: a hardware queue has 16,384 packets.
+    const SUBMISSIONS: u32 = 1000;
+
+    /// The limits of a driver whose number of channels is that of a variable, or `default`. All but two
+    /// channels are for streams that wait. With one or two channels no stream could wait safely: the
+    /// library allows one, at the program's risk.
+    pub(super) fn of_driver(
+        variable: Option<&str>,
+        default: u32,
+        setting: &'static str,
+        multiprocessors: i32,
+    ) -> WaitLimits {
+        let channels = variable.and_then(|v| v.trim().parse::<u32>().ok());
+        let channels = channels.unwrap_or(default).clamp(1, 32);
+        WaitLimits {
+            channels,
+            setting,
+            streams: channels.saturating_sub(2).max(1),
+            submissions: Some(Self::SUBMISSIONS),
+            multiprocessors: u32::try_from(multiprocessors).ok().filter(|all| *all > 0),
+        }
+    }
+}
+
 /// The way to prove that a stream has passed its last wait.
 #[derive(Default)]
 pub(crate) enum Proof {

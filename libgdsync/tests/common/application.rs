@@ -48,7 +48,7 @@ pub fn raw_stream() -> CUstream {
 /// Captures the operations of a stream, until [`end_capture`]. In the mode `RELAXED` no other call
 /// invalidates the capture.
 pub fn begin_capture(raw: CUstream, mode: u32) {
-    let begin = driver().cuStreamBeginCapture_v2.unwrap();
+    let begin = driver().cuStreamBeginCapture_v2;
     // SAFETY: the caller's live stream.
     ok(unsafe { begin(raw, mode) });
 }
@@ -60,7 +60,7 @@ pub fn end_capture(raw: CUstream) -> u64 {
     let mut graph: *mut u64 = std::ptr::null_mut();
     // SAFETY: the capture begun before; a graph of the stand-in is the count of its operations.
     unsafe {
-        let ended = (cuda.cuStreamEndCapture.unwrap())(raw, (&raw mut graph).cast());
+        let ended = (cuda.cuStreamEndCapture)(raw, (&raw mut graph).cast());
         assert!(ended.is_success(), "the capture is spoilt: {ended:?}");
         let held = *graph;
         ok((cuda.cuGraphDestroy.unwrap())(graph.cast()));

@@ -171,13 +171,6 @@ STANDIN_API int hipInit(unsigned flags) {
     return call("hipInit", Need::init, [&](Machine&, Lock&) -> int { return flags != 0 ? kInvalidValue : kOk; }, u64{flags});
 }
 
-STANDIN_API int hipDriverGetVersion(int* version) {
-    return call("hipDriverGetVersion", Need::nothing, [&](Machine& m, Lock&) -> int {
-        *version = m.version;
-        return kOk;
-    });
-}
-
 STANDIN_API int hipRuntimeGetVersion(int* version) {
     return call("hipRuntimeGetVersion", Need::nothing, [&](Machine& m, Lock&) -> int {
         *version = m.version;
@@ -264,26 +257,12 @@ STANDIN_API int hipGetDevicePropertiesR0600(char* out, int device) {
     return properties("hipGetDevicePropertiesR0600", out, 1472, 1160, 1432, device);
 }
 
-STANDIN_API int hipGetDeviceProperties(char* out, int device) {
-    return properties("hipGetDeviceProperties", out, 792, 396, 696, device);
-}
-
 STANDIN_API int hipDeviceCanAccessPeer(int* can, int device, int peer) {
     return call("hipDeviceCanAccessPeer", Need::init, [&](Machine& m, Lock&) -> int {
         if (!is_device(m, device) || !is_device(m, peer)) return kInvalidDevice;
         *can = device != peer && m.peers;
         return kOk;
     }, static_cast<u64>(device), static_cast<u64>(peer));
-}
-
-STANDIN_API int hipDeviceGetP2PAttribute(int* value, int attribute, int device, int peer) {
-    return call("hipDeviceGetP2PAttribute", Need::init, [&](Machine& m, Lock&) -> int {
-        constexpr int kAccess = 1, kAtomics = 2;
-        if (!is_device(m, device) || !is_device(m, peer) || device == peer) return kInvalidDevice;
-        if (attribute < 0 || attribute > 3) return kInvalidValue;
-        *value = (attribute == kAccess || attribute == kAtomics) && m.peers;
-        return kOk;
-    }, static_cast<u64>(attribute), static_cast<u64>(device), static_cast<u64>(peer));
 }
 
 STANDIN_API int hipDeviceEnablePeerAccess(int peer, unsigned flags) {

@@ -14,10 +14,6 @@ constexpr int kSuccess = 0, kInvalidArgument = 0x1001, kInvalidAllocation = 0x10
 
 }  // namespace
 
-STANDIN_API int hsa_init() { return kSuccess; }
-
-STANDIN_API int hsa_shut_down() { return kSuccess; }
-
 STANDIN_API int hsa_amd_portable_export_dmabuf(const void* pointer, size_t len, int* file, u64* offset) {
     Lock lock;
     if (const char* status = getenv("STANDIN_HSA")) return atoi(status);

@@ -20,7 +20,6 @@ enum : unsigned {
     kRegisterCoarse = 8,
 };
 
-constexpr u64 kTotal = 4ull << 30;
 
 int allocate(const char* name, u64* out, size_t len, unsigned flags) {
     return call(name, Need::context, [&](Machine& m, Lock&) -> int {
@@ -88,14 +87,6 @@ STANDIN_API int hipExtMallocWithFlags(u64* out, size_t len, unsigned flags) {
 
 STANDIN_API int hipFree(u64 address) { return release("hipFree", address, false); }
 STANDIN_API int hipHostFree(u64 address) { return release("hipHostFree", address, true); }
-
-STANDIN_API int hipMemGetInfo(size_t* free, size_t* total) {
-    return call("hipMemGetInfo", Need::context, [&](Machine& m, Lock&) -> int {
-        *free = kTotal - m.allocated;
-        *total = kTotal;
-        return kOk;
-    });
-}
 
 STANDIN_API int hipHostMalloc(void** out, size_t len, unsigned flags) {
     return call("hipHostMalloc", Need::context, [&](Machine& m, Lock&) -> int {

@@ -78,19 +78,6 @@ void note(Machine& m, u32 code, u64 address, u64 value, u32 flags, u64 mask) {
     m.log.note(text);
 }
 
-// The operations of a batch run at the same time, in no order: here the last ones run first.
-Command unordered(std::vector<Operation> list) {
-    return [list = std::move(list)]() mutable {
-        Machine& m = machine();
-        for (size_t i = list.size(); i-- > 0;) {
-            if (!list[i].run()) continue;
-            list.erase(list.begin() + static_cast<long>(i));
-            if (!one_operation(m)) return Step::runs;
-        }
-        return list.empty() ? Step::done : Step::waits;
-    };
-}
-
 int single(const char* name, void* handle, u32 code, u64 address, u64 value, u32 flags, u64 mask) {
     return call(name, Need::context, [&](Machine& m, Lock& lock) -> int {
         Stream* stream;
@@ -102,7 +89,12 @@ int single(const char* name, void* handle, u32 code, u64 address, u64 value, u32
         if (result != kOk) return result;
         // A capture does not record it: it is enqueued at once.
         const bool capturing = std::exchange(stream->capturing, false);
-        result = enqueue(lock, stream, unordered({operation}));
+        result = enqueue(lock, stream, [operation, ran = false]() mutable {
+            if (ran) return Step::done;
+            if (!operation.run()) return Step::waits;
+            ran = true;
+            return one_operation(machine()) ? Step::done : Step::runs;
+        });
         stream->capturing = capturing;
         return result;
     }, handle, address, value, u64{flags}, mask);
@@ -209,23 +201,6 @@ STANDIN_API int hipStreamWriteValue64(void* stream, u64 address, u64 value, u32 
     return single("hipStreamWriteValue64", stream, kWriteValue64, address, value, flags, 0);
 }
 
-STANDIN_API int hipStreamBatchMemOp(void* handle, unsigned count, const BatchOp* ops, unsigned flags) {
-    return call("hipStreamBatchMemOp", Need::context, [&](Machine& m, Lock& lock) -> int {
-        Stream* stream;
-        int code = own_stream(m, handle, &stream);
-        if (code != kOk) return code;
-        if (ops == nullptr || flags != 0 || count == 0 || count > 256) return kInvalidValue;
-        std::vector<Operation> list(count);
-        for (unsigned i = 0; i < count; i++) {
-            const auto& op = ops[i].value;
-            note(m, op.operation, op.address, op.value, op.flags, ~u64{0});
-            code = prepare(m, stream->context, op.operation, op.address, op.value, op.flags, ~u64{0}, &list[i]);
-            if (code != kOk) return code;
-        }
-        return enqueue(lock, stream, unordered(std::move(list)));
-    }, handle, u64{count}, u64{flags});
-}
-
 enum : int { kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3, kDefault = 4 };
 
 STANDIN_API int hipMemcpyAsync(u64 to, u64 from, size_t len, int kind, void* stream) {
@@ -242,21 +217,3 @@ STANDIN_API int hipMemcpyDtoHAsync(u64 to, u64 from, size_t len, void* stream) {
     return copy("hipMemcpyDtoHAsync", to, from, len, stream, false, true);
 }
 
-STANDIN_API int hipMemcpyDtoDAsync(u64 to, u64 from, size_t len, void* stream) {
-    return copy("hipMemcpyDtoDAsync", to, from, len, stream, true, true);
-}
-
-// Pinned and device memory only: the library needs no others.
-STANDIN_API int hipMemcpy2DAsync(u64 to, size_t to_pitch, u64 from, size_t from_pitch, size_t width, size_t height, int kind, void* handle) {
-    return call("hipMemcpy2DAsync", Need::context, [&](Machine& m, Lock& lock) -> int {
-        Stream* stream;
-        int code = own_stream(m, handle, &stream);
-        if (code != kOk || width == 0 || height == 0) return code;
-        if (kind < 0 || kind > kDefault) return kInvalidMemcpyDirection;
-        if (to_pitch < width || from_pitch < width) return kInvalidValue;
-        Span target, source;
-        if ((code = span(m, to, (height - 1) * to_pitch + width, true, &target)) != kOk) return code;
-        if ((code = span(m, from, (height - 1) * from_pitch + width, true, &source)) != kOk) return code;
-        return enqueue(lock, stream, copy_rows(target, to_pitch, source, from_pitch, width, height));
-    }, to, from, u64{width}, u64{height}, handle);
-}

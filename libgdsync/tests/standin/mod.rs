@@ -34,12 +34,12 @@ pub enum Driver {
     Cuda,
     /// AMD's, HIP 6.
     Hip6,
-    /// AMD's, HIP 7, with batches of memory operations and exports of address ranges.
+    /// AMD's, HIP 7, with exports of address ranges.
     Hip7,
 }
 
-/// Functions that HIP 6 does not have.
-const NEW_IN_HIP_7: [&str; 2] = ["hipStreamBatchMemOp", "hipMemGetHandleForAddressRange"];
+/// A function that HIP 6 does not have.
+const NEW_IN_HIP_7: &str = "hipMemGetHandleForAddressRange";
 
 impl Driver {
     /// The name of the library.
@@ -283,7 +283,7 @@ fn link(objects: &Path, variant: &Variant, out: &Path) {
     let soname = variant.driver.soname();
     command.arg(format!("-Wl,-soname,{soname}"));
     let old = variant.driver == Driver::Hip6;
-    let hidden = NEW_IN_HIP_7.into_iter().filter(|_| old);
+    let hidden = old.then_some(NEW_IN_HIP_7).into_iter();
     let hidden: String = hidden
         .chain(variant.without)
         .map(|name| format!("{name}; "))

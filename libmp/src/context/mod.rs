@@ -334,7 +334,7 @@ impl Context {
     /// messages in flight, and streams with enqueued operations.
     ///
     /// # Errors
-    /// `Invalid` if the range is not allocated; `Gdsync(Foreign)` if the GPU is not a CUDA GPU;
+    /// `Invalid` if the range is not allocated; `Gdsync(Foreign)` if the GPU is a software GPU;
     /// `System` for an address that is not in memory of the GPU, or if the NIC refuses; others as
     /// [`Gpu::adopt`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub unsafe fn register_device(&self, addr: DevicePtr, len: usize) -> Result<Memory> {

@@ -12,8 +12,6 @@ macro_rules! numbers {
 
 /// The legacy default stream, which synchronises with every other stream of its context.
 pub const CU_STREAM_LEGACY: CUstream = std::ptr::without_provenance_mut(1);
-/// The calling thread's default stream.
-pub const CU_STREAM_PER_THREAD: CUstream = std::ptr::without_provenance_mut(2);
 
 // Device attributes.
 numbers! {
@@ -101,15 +99,8 @@ numbers! {
     CU_COMPUTEMODE_EXCLUSIVE_PROCESS = 3;
 }
 
-// Links between devices, and launches.
+// Launches.
 numbers! {
-    /// The rank of the link's performance among those of the machine; 0 is the fastest.
-    CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK = 1;
-    /// Whether the link supports accesses.
-    CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED = 2;
-    /// Whether the link supports all native atomics.
-    CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED = 3;
-
     /// Whether the kernel may start before the work in front of it in its stream has ended.
     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6;
 }

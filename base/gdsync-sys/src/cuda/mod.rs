@@ -21,7 +21,7 @@ crate::dl_api! {
     /// The vendor's documentation of each function applies. Addresses must be valid for the reads
     /// and writes of the function, and most functions need a current context. These functions block
     /// behind a stream that waits: `cuMemFree_v2`, `cuMemFreeHost`, `cuMemHostUnregister`,
-    /// `cuIpcCloseMemHandle`, `cuModuleLoadData` and `cuModuleUnload`.
+    /// `cuIpcCloseMemHandle` and `cuModuleLoadData`.
     pub struct Cuda("CUDA driver") {
         sonames: ["libcuda.so.1"],
         env: "GDS_CUDA_LIB",
@@ -54,8 +54,6 @@ crate::dl_api! {
 
             /// Retains the device's primary context.
             fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> CudaResult;
-            /// Releases the device's primary context.
-            fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CudaResult;
             /// Creates a context and pushes it on the thread's stack.
             fn cuCtxCreate_v2(
                 context: *mut CUcontext,
@@ -180,8 +178,6 @@ crate::dl_api! {
             /// Loads a module from PTX (NUL-terminated), a cubin or a fatbin; blocks behind a
             /// stream that waits.
             fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CudaResult;
-            /// Unloads a module; blocks behind a stream that waits.
-            fn cuModuleUnload(module: CUmodule) -> CudaResult;
             /// The kernel of a module with this name.
             fn cuModuleGetFunction(
                 function: *mut CUfunction,
@@ -216,6 +212,23 @@ crate::dl_api! {
                 flags: c_uint,
             ) -> CudaResult;
 
+            /// Begins a capture.
+            fn cuStreamBeginCapture_v2(
+                stream: CUstream,
+                mode: CUstreamCaptureMode,
+            ) -> CudaResult;
+            /// Ends a capture.
+            fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CudaResult;
+            /// Makes a graph that streams can launch; `flags` is 0.
+            fn cuGraphInstantiateWithFlags(
+                exec: *mut CUgraphExec,
+                graph: CUgraph,
+                flags: c_ulonglong,
+            ) -> CudaResult;
+            /// Enqueues the operations of a graph, behind its earlier launches on any stream. Calls
+            /// with the same graph must not overlap.
+            fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CudaResult;
+
             /// The IPC handle of a device allocation, for another process.
             fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> CudaResult;
             /// Maps another process's allocation; `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
@@ -236,15 +249,6 @@ crate::dl_api! {
                 device: CUdevice,
                 peer: CUdevice,
             ) -> CudaResult;
-            /// One attribute of the link from `device` to `peer`.
-            fn cuDeviceGetP2PAttribute(
-                value: *mut c_int,
-                attribute: CUdevice_P2PAttribute,
-                device: CUdevice,
-                peer: CUdevice,
-            ) -> CudaResult;
-            /// The identifier of the stream, unique in the process.
-            fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong) -> CudaResult;
             /// The identifier of the context, unique in the process.
             fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong) -> CudaResult;
             /// Copies rows. The driver uses a copy engine for copies of several rows, whatever
@@ -333,13 +337,6 @@ crate::dl_api! {
 
             /// Exchanges the capture mode of the calling thread.
             fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CudaResult;
-            /// Begins a capture.
-            fn cuStreamBeginCapture_v2(
-                stream: CUstream,
-                mode: CUstreamCaptureMode,
-            ) -> CudaResult;
-            /// Ends a capture.
-            fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CudaResult;
             /// Destroys a graph.
             fn cuGraphDestroy(graph: CUgraph) -> CudaResult;
             /// The number of nodes of a graph, and up to `count` of them; none if `nodes` is null.
@@ -350,27 +347,11 @@ crate::dl_api! {
             ) -> CudaResult;
             /// The type of a node.
             fn cuGraphNodeGetType(node: CUgraphNode, kind: *mut CUgraphNodeType) -> CudaResult;
-            /// Makes a graph that streams can launch; `flags` is 0.
-            fn cuGraphInstantiateWithFlags(
-                exec: *mut CUgraphExec,
-                graph: CUgraph,
-                flags: c_ulonglong,
-            ) -> CudaResult;
             /// Enqueues the preparation of a graph for its launches.
             fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) -> CudaResult;
-            /// Enqueues the operations of a graph, behind its earlier launches on any stream. Calls
-            /// with the same graph must not overlap.
-            fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CudaResult;
             /// Destroys an executable graph; a launch that runs still runs to its end.
             fn cuGraphExecDestroy(exec: CUgraphExec) -> CudaResult;
 
-            /// Enqueues one 32-bit write.
-            fn cuStreamWriteValue32_v2(
-                stream: CUstream,
-                address: CUdeviceptr,
-                value: u32,
-                flags: c_uint,
-            ) -> CudaResult;
             /// Enqueues one 32-bit wait.
             fn cuStreamWaitValue32_v2(
                 stream: CUstream,

@@ -22,8 +22,7 @@ macro_rules! opaque {
 opaque! {
     /// A context: an address space and its streams on one device.
     CUcontext -> CUctx_st;
-    /// A stream; see [`CU_STREAM_LEGACY`](super::consts::CU_STREAM_LEGACY) for the two that
-    /// are not pointers.
+    /// A stream. [`CU_STREAM_LEGACY`](super::consts::CU_STREAM_LEGACY) is not a pointer.
     CUstream -> CUstream_st;
     /// An event.
     CUevent -> CUevent_st;
@@ -45,8 +44,6 @@ pub type CUdevice = c_int;
 pub type CUdeviceptr = c_ulonglong;
 /// An attribute for `cuDeviceGetAttribute`: `CU_DEVICE_ATTRIBUTE_*`.
 pub type CUdevice_attribute = c_uint;
-/// An attribute for `cuDeviceGetP2PAttribute`: `CU_DEVICE_P2P_ATTRIBUTE_*`.
-pub type CUdevice_P2PAttribute = c_uint;
 /// An attribute for `cuPointerGetAttribute`: `CU_POINTER_ATTRIBUTE_*`.
 pub type CUpointer_attribute = c_uint;
 /// An attribute for `cuFuncGetAttribute`: `CU_FUNC_ATTRIBUTE_*`.

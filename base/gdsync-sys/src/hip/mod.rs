@@ -23,7 +23,7 @@ crate::dl_api! {
     /// # Safety
     /// The vendor's documentation of each function applies. Addresses must be valid for the reads
     /// and writes of the function. These functions block until the streams of the device are idle:
-    /// `hipFree`, `hipHostFree`, `hipHostUnregister`, `hipIpcCloseMemHandle` and
+    /// `hipFree`, `hipHostUnregister`, `hipIpcCloseMemHandle` and
     /// `hipModuleLoadData`.
     pub struct Hip("HIP runtime") {
         sonames: ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"],
@@ -31,8 +31,6 @@ crate::dl_api! {
         required {
             /// Initialises the runtime; `flags` is 0.
             fn hipInit(flags: c_uint) -> HipResult;
-            /// The version of the driver interface.
-            fn hipDriverGetVersion(version: *mut c_int) -> HipResult;
             /// The version of the library, 10000000 * major + 100000 * minor + patch.
             fn hipRuntimeGetVersion(version: *mut c_int) -> HipResult;
             /// The name of a result code, a static string.
@@ -73,12 +71,8 @@ crate::dl_api! {
             ) -> HipResult;
             /// Frees device memory; blocks until the device's streams are idle.
             fn hipFree(pointer: *mut c_void) -> HipResult;
-            /// Free and total memory of the calling thread's device in bytes.
-            fn hipMemGetInfo(free: *mut usize, total: *mut usize) -> HipResult;
             /// Allocates pinned host memory; `hipHostMalloc*`.
             fn hipHostMalloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint) -> HipResult;
-            /// Frees pinned host memory; blocks until the device's streams are idle.
-            fn hipHostFree(pointer: *mut c_void) -> HipResult;
             /// Pins host memory; `hipHostRegister*`.
             fn hipHostRegister(pointer: *mut c_void, bytes: usize, flags: c_uint) -> HipResult;
             /// Unpins host memory; blocks until the device's streams are idle.
@@ -125,13 +119,6 @@ crate::dl_api! {
             /// Copies to host memory.
             fn hipMemcpyDtoHAsync(
                 to: *mut c_void,
-                from: hipDeviceptr_t,
-                bytes: usize,
-                stream: hipStream_t,
-            ) -> HipResult;
-            /// Copies between device memory.
-            fn hipMemcpyDtoDAsync(
-                to: hipDeviceptr_t,
                 from: hipDeviceptr_t,
                 bytes: usize,
                 stream: hipStream_t,
@@ -217,19 +204,11 @@ crate::dl_api! {
 
             /// Loads a code object or a bundle of them; blocks until the device's streams are idle.
             fn hipModuleLoadData(module: *mut hipModule_t, image: *const c_void) -> HipResult;
-            /// Unloads a module.
-            fn hipModuleUnload(module: hipModule_t) -> HipResult;
             /// The kernel of a module with this name.
             fn hipModuleGetFunction(
                 function: *mut hipFunction_t,
                 module: hipModule_t,
                 name: *const c_char,
-            ) -> HipResult;
-            /// One attribute of a kernel.
-            fn hipFuncGetAttribute(
-                value: *mut c_int,
-                attribute: hipFunction_attribute,
-                function: hipFunction_t,
             ) -> HipResult;
             /// Launches a kernel.
             fn hipModuleLaunchKernel(
@@ -245,6 +224,19 @@ crate::dl_api! {
                 params: *mut *mut c_void,
                 extra: *mut *mut c_void,
             ) -> HipResult;
+
+            /// Begins a capture.
+            fn hipStreamBeginCapture(stream: hipStream_t, mode: hipStreamCaptureMode) -> HipResult;
+            /// Ends a capture.
+            fn hipStreamEndCapture(stream: hipStream_t, graph: *mut hipGraph_t) -> HipResult;
+            /// Makes a graph that streams can launch; `flags` is 0.
+            fn hipGraphInstantiateWithFlags(
+                exec: *mut hipGraphExec_t,
+                graph: hipGraph_t,
+                flags: c_ulonglong,
+            ) -> HipResult;
+            /// Enqueues the operations of a graph. Calls with the same graph must not overlap.
+            fn hipGraphLaunch(exec: hipGraphExec_t, stream: hipStream_t) -> HipResult;
 
             /// The IPC handle of a device allocation, for another process.
             fn hipIpcGetMemHandle(
@@ -268,39 +260,8 @@ crate::dl_api! {
                 properties: *mut hipDeviceProp_tR0600,
                 device: c_int,
             ) -> HipResult;
-            /// The properties of the device in the layout of HIP 5. HIP 6 and later keep it under this name,
-            /// which their headers redefine.
-            fn hipGetDeviceProperties(
-                properties: *mut hipDeviceProp_tR0000,
-                device: c_int,
-            ) -> HipResult;
-            /// One attribute of the link from `device` to `peer`.
-            fn hipDeviceGetP2PAttribute(
-                value: *mut c_int,
-                attribute: hipDeviceP2PAttr,
-                device: c_int,
-                peer: c_int,
-            ) -> HipResult;
             /// The device of a stream.
             fn hipStreamGetDevice(stream: hipStream_t, device: *mut hipDevice_t) -> HipResult;
-            /// Copies rows.
-            fn hipMemcpy2DAsync(
-                to: *mut c_void,
-                to_pitch: usize,
-                from: *const c_void,
-                from_pitch: usize,
-                width: usize,
-                height: usize,
-                kind: hipMemcpyKind,
-                stream: hipStream_t,
-            ) -> HipResult;
-            /// Enqueues 1 to 256 memory operations, which are not ordered among each other; `flags` is 0.
-            fn hipStreamBatchMemOp(
-                stream: hipStream_t,
-                count: c_uint,
-                params: *mut hipStreamBatchMemOpParams,
-                flags: c_uint,
-            ) -> HipResult;
 
             /// Creates physical memory; `flags` is 0.
             fn hipMemCreate(
@@ -368,10 +329,6 @@ crate::dl_api! {
 
             /// Exchanges the capture mode of the calling thread.
             fn hipThreadExchangeStreamCaptureMode(mode: *mut hipStreamCaptureMode) -> HipResult;
-            /// Begins a capture.
-            fn hipStreamBeginCapture(stream: hipStream_t, mode: hipStreamCaptureMode) -> HipResult;
-            /// Ends a capture.
-            fn hipStreamEndCapture(stream: hipStream_t, graph: *mut hipGraph_t) -> HipResult;
             /// Destroys a graph.
             fn hipGraphDestroy(graph: hipGraph_t) -> HipResult;
             /// The number of nodes of a graph, and up to `count` of them; none if `nodes` is null.
@@ -380,18 +337,6 @@ crate::dl_api! {
                 nodes: *mut hipGraphNode_t,
                 count: *mut usize,
             ) -> HipResult;
-            /// The type of a node.
-            fn hipGraphNodeGetType(node: hipGraphNode_t, kind: *mut hipGraphNodeType) -> HipResult;
-            /// Makes a graph that streams can launch; `flags` is 0.
-            fn hipGraphInstantiateWithFlags(
-                exec: *mut hipGraphExec_t,
-                graph: hipGraph_t,
-                flags: c_ulonglong,
-            ) -> HipResult;
-            /// Enqueues the preparation of a graph for its launches.
-            fn hipGraphUpload(exec: hipGraphExec_t, stream: hipStream_t) -> HipResult;
-            /// Enqueues the operations of a graph. Calls with the same graph must not overlap.
-            fn hipGraphLaunch(exec: hipGraphExec_t, stream: hipStream_t) -> HipResult;
             /// Destroys an executable graph.
             fn hipGraphExecDestroy(exec: hipGraphExec_t) -> HipResult;
         }
@@ -407,12 +352,6 @@ crate::dl_api! {
         sonames: ["libhsa-runtime64.so.1"],
         env: "GDS_HSA_LIB",
         required {
-            /// Initialises the runtime, or counts one more user of it.
-            fn hsa_init() -> hsa_status_t;
-            /// Counts one user less.
-            fn hsa_shut_down() -> hsa_status_t;
-        }
-        optional {
             /// A dma-buf of the allocation that contains a range, and the offset of the range in it.
             fn hsa_amd_portable_export_dmabuf(
                 pointer: *const c_void,
@@ -420,9 +359,8 @@ crate::dl_api! {
                 dmabuf: *mut c_int,
                 offset: *mut u64,
             ) -> hsa_status_t;
-            /// Closes a dma-buf.
-            fn hsa_amd_portable_close_dmabuf(dmabuf: c_int) -> hsa_status_t;
         }
+        optional {}
     }
 }
 

@@ -46,20 +46,14 @@ pub type hipDevice_t = c_int;
 pub type hipDeviceptr_t = *mut c_void;
 /// `hipDeviceAttribute*`.
 pub type hipDeviceAttribute_t = c_uint;
-/// `hipDevP2PAttr*`.
-pub type hipDeviceP2PAttr = c_uint;
 /// `HIP_POINTER_ATTRIBUTE_*`.
 pub type hipPointer_attribute = c_uint;
-/// `HIP_FUNC_ATTRIBUTE_*`.
-pub type hipFunction_attribute = c_uint;
 /// `hipMemcpy*`, the direction of a copy.
 pub type hipMemcpyKind = c_uint;
 /// `hipStreamCaptureStatus*`.
 pub type hipStreamCaptureStatus = c_uint;
 /// `hipStreamCaptureMode*`.
 pub type hipStreamCaptureMode = c_uint;
-/// `hipGraphNodeType*`.
-pub type hipGraphNodeType = c_uint;
 /// `hipMemHandleType*`.
 pub type hipMemAllocationHandleType = c_uint;
 /// `hipMemRangeHandleType*`.
@@ -117,24 +111,11 @@ pub enum MemoryKind {
 }
 
 impl hipPointerAttribute_t {
-    /// The kind of memory, for a runtime of this version as `hipRuntimeGetVersion` returns it.
-    pub const fn memory_kind(&self, runtime_version: c_int) -> MemoryKind {
-        MemoryKind::of(self.memory_type, runtime_version)
-    }
-}
-
-impl MemoryKind {
-    /// What `hipMemoryType` means in a runtime of this version as `hipRuntimeGetVersion` returns it.
-    pub const fn of(memory_type: c_uint, runtime_version: c_int) -> Self {
-        // Before HIP 6, 0 was host memory and 1 device memory; since then 0 is unregistered memory.
-        let first = if runtime_version < super::VERSION_6 {
-            0
-        } else {
-            1
-        };
-        match memory_type.wrapping_sub(first) {
-            0 => MemoryKind::Host,
-            1 => MemoryKind::Device,
+    /// The kind of memory, as HIP 6 and later number it.
+    pub const fn memory_kind(&self) -> MemoryKind {
+        match self.memory_type {
+            1 => MemoryKind::Host,
+            2 => MemoryKind::Device,
             _ => MemoryKind::Other,
         }
     }
@@ -156,76 +137,6 @@ pub struct hipDeviceProp_tR0600 {
     pub hdp_reg_flush: *mut c_uint,
     /// The remaining properties.
     pub after: [u8; 24],
-}
-
-/// The properties of a device as `hipGetDeviceProperties` writes them, in HIP 5 and, for old
-/// programs, in HIP 6 and 7.
-#[repr(C, align(8))]
-#[derive(Debug, Clone, Copy)]
-pub struct hipDeviceProp_tR0000 {
-    /// Properties that also have an attribute.
-    pub before: [u8; 396],
-    /// The name of the architecture with its features, such as `gfx90a:sramecc+:xnack-`.
-    pub gcn_arch_name: [c_char; 256],
-    /// More properties.
-    pub between: [u8; 44],
-    /// The register whose write flushes the device's HDP cache of remote writes; null if none.
-    pub hdp_mem_flush: *mut c_uint,
-    /// The register whose write flushes HDP for register writes; null if none.
-    pub hdp_reg_flush: *mut c_uint,
-    /// The remaining properties.
-    pub after: [u8; 80],
-}
-
-/// A wait or a write of [`hipStreamBatchMemOpParams`].
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct hipStreamMemOpValueParams_t {
-    /// `hipStreamMemOpWaitValue*` or `hipStreamMemOpWriteValue*`.
-    pub operation: c_uint,
-    /// The address of the word.
-    pub address: hipDeviceptr_t,
-    /// The operand; a 32-bit operation uses the low half.
-    pub value64: u64,
-    /// `hipStreamWaitValue*`, or `hipStreamWriteValueDefault`.
-    pub flags: c_uint,
-    /// Unused on AMD's devices.
-    pub alias: hipDeviceptr_t,
-}
-
-/// One operation of `hipStreamBatchMemOp`, 48 bytes.
-///
-/// A wait of a batch has no mask. AMD's runtime runs the operations of a batch in one kernel, a
-/// thread each: **they are not ordered among each other**. Order needs several calls.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub union hipStreamBatchMemOpParams {
-    /// Which operation.
-    pub operation: c_uint,
-    /// A wait or a write, which have the same layout.
-    pub value: hipStreamMemOpValueParams_t,
-    /// All bytes.
-    pub pad: [u64; 6],
-}
-
-impl hipStreamBatchMemOpParams {
-    /// The operation with this code, address, operand and flags.
-    pub const fn new(
-        operation: c_uint,
-        address: hipDeviceptr_t,
-        value64: u64,
-        flags: c_uint,
-    ) -> Self {
-        let mut params = Self { pad: [0; 6] };
-        params.value = hipStreamMemOpValueParams_t {
-            operation,
-            address,
-            value64,
-            flags,
-            alias: std::ptr::null_mut(),
-        };
-        params
-    }
 }
 
 /// The location of physical memory.
@@ -278,12 +189,6 @@ const _: () = {
     assert!(size_of::<hipDeviceProp_tR0600>() == 1472);
     assert!(offset_of!(hipDeviceProp_tR0600, gcn_arch_name) == 1160);
     assert!(offset_of!(hipDeviceProp_tR0600, hdp_mem_flush) == 1432);
-    assert!(size_of::<hipStreamBatchMemOpParams>() == 48);
-    assert!(size_of::<hipStreamMemOpValueParams_t>() == 40);
-    assert!(offset_of!(hipStreamMemOpValueParams_t, address) == 8);
-    assert!(offset_of!(hipStreamMemOpValueParams_t, value64) == 16);
-    assert!(offset_of!(hipStreamMemOpValueParams_t, flags) == 24);
-    assert!(offset_of!(hipStreamMemOpValueParams_t, alias) == 32);
     assert!(size_of::<hipMemAllocationProp>() == 32);
     assert!(offset_of!(hipMemAllocationProp, location) == 8);
     assert!(offset_of!(hipMemAllocationProp, win32_handle_meta_data) == 16);

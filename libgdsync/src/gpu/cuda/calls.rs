@@ -1,7 +1,7 @@
 //! The CUDA driver as a [`Driver`].
 
 use std::borrow::Cow;
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 
 use gdsync_sys::cuda::types::{
     CUDA_MEMCPY2D, CUdevice, CUgraphNode, CUipcMemHandle, CUlaunchAttribute, CUlaunchConfig,
@@ -12,7 +12,7 @@ use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 use super::{dependent, peers, submit};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{
-    Called, Context, Driver, Handle, MISSING, OK, Physical, call, elf, optional,
+    Called, Context, Driver, Handle, MISSING, Physical, call, elf, extra, optional, text,
 };
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::Op;
@@ -48,15 +48,8 @@ fn prop(cuda: &Cuda, device: CUdevice) -> CUmemAllocationProp {
     }
 }
 
-/// The last argument of a launch: the parameter structure. `size` has its length.
-fn extra(args: &[u8], size: &mut usize) -> [*mut c_void; 5] {
-    /// `CU_LAUNCH_PARAM_*` of cuda.h.
-    const END: *mut c_void = std::ptr::null_mut();
-    const POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
-    const SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
-    let args = args.as_ptr().cast_mut().cast();
-    [POINTER, args, SIZE, (&raw mut *size).cast(), END]
-}
+/// The end of the `extra` of a launch.
+const LAUNCH_PARAM_END: *mut c_void = std::ptr::null_mut();
 
 impl Driver for Cuda {
     fn api(&self) -> &'static str {
@@ -69,18 +62,13 @@ impl Driver for Cuda {
 
     fn describe(&self, code: i32) -> [Option<String>; 2] {
         let code = CudaResult(code);
-        let text =
-            |f: unsafe extern "C" fn(CudaResult, *mut *const std::ffi::c_char) -> CudaResult| {
-                let mut text = std::ptr::null();
-                // SAFETY: stores a pointer to a static string, or null.
-                let known = unsafe { f(code, &mut text) };
-                if !known.is_success() || text.is_null() {
-                    return None;
-                }
-                // SAFETY: a static string of the driver, as checked.
-                let text = unsafe { CStr::from_ptr(text) };
-                Some(text.to_string_lossy().into_owned())
-            };
+        let text = |f: unsafe extern "C" fn(CudaResult, *mut *const c_char) -> CudaResult| {
+            let mut at = std::ptr::null();
+            // SAFETY: stores a pointer to a static string, or null.
+            let known = unsafe { f(code, &mut at) }.is_success();
+            // SAFETY: as above.
+            known.then(|| unsafe { text(at) })?
+        };
         let name = text(self.cuGetErrorName).or_else(|| code.name().map(str::to_owned));
         [name, text(self.cuGetErrorString)]
     }
@@ -127,10 +115,6 @@ impl Driver for Cuda {
                 Cow::Owned(text) => Cow::Owned(text.into_bytes()),
             },
         })
-    }
-
-    fn maps(&self, _device: i32) -> bool {
-        true
     }
 
     fn streams_ahead(&self) -> usize {
@@ -322,10 +306,6 @@ impl Driver for Cuda {
         call!(self.cuMemHostAlloc(at, len, consts::CU_MEMHOSTALLOC_PORTABLE))
     }
 
-    fn registers_twice(&self) -> bool {
-        false
-    }
-
     unsafe fn host_register(&self, at: Handle, len: usize, device_registers: bool) -> Called {
         let plain = consts::CU_MEMHOSTREGISTER_PORTABLE | consts::CU_MEMHOSTREGISTER_DEVICEMAP;
         let flags = match device_registers {
@@ -356,10 +336,6 @@ impl Driver for Cuda {
         }
         let which = consts::CU_POINTER_ATTRIBUTE_HOST_POINTER;
         call!(self.cuPointerGetAttribute((&raw mut *host).cast(), which, at))
-    }
-
-    unsafe fn has_words(&self, _at: u64) -> bool {
-        true
     }
 
     unsafe fn is_managed(&self, at: u64) -> bool {
@@ -492,18 +468,14 @@ impl Driver for Cuda {
         let which = consts::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // Percent of the memory of a multiprocessor.
         let all = 100;
-        let set = optional!(self.cuFuncSetAttribute(kernel.cast(), which, all));
-        match set.code {
-            MISSING => Called { code: OK, ..set },
-            _ => set,
-        }
+        optional!(self.cuFuncSetAttribute(kernel.cast(), which, all))
     }
 
     #[inline]
     unsafe fn launch(&self, kernel: Handle, dims: &Dims, stream: Handle, args: &[u8]) -> Called {
         let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
         let mut size = args.len();
-        let mut extra = extra(args, &mut size);
+        let mut extra = extra(args, &mut size, LAUNCH_PARAM_END);
         call!(self.cuLaunchKernel(
             kernel.cast(),
             gx,
@@ -538,34 +510,18 @@ impl Driver for Cuda {
             count: 1,
         };
         let mut size = args.len();
-        let mut extra = extra(args, &mut size);
+        let mut extra = extra(args, &mut size, LAUNCH_PARAM_END);
         let none = std::ptr::null_mut();
         optional!(self.cuLaunchKernelEx(&config, kernel.cast(), none, extra.as_mut_ptr()))
     }
 
-    fn lacks_graphs(&self) -> Option<&'static str> {
-        let needed = [
-            (
-                "cuStreamBeginCapture",
-                self.cuStreamBeginCapture_v2.is_some(),
-            ),
-            ("cuStreamEndCapture", self.cuStreamEndCapture.is_some()),
-            (
-                "cuGraphInstantiateWithFlags",
-                self.cuGraphInstantiateWithFlags.is_some(),
-            ),
-            ("cuGraphLaunch", self.cuGraphLaunch.is_some()),
-        ];
-        needed.iter().find(|(_, has)| !has).map(|(name, _)| *name)
-    }
-
     unsafe fn capture_begin(&self, stream: Handle) -> Called {
         let mode = consts::CU_STREAM_CAPTURE_MODE_RELAXED;
-        optional!(self.cuStreamBeginCapture_v2(stream.cast(), mode))
+        call!(self.cuStreamBeginCapture_v2(stream.cast(), mode))
     }
 
     unsafe fn capture_end(&self, stream: Handle, graph: &mut Handle) -> Called {
-        optional!(self.cuStreamEndCapture(stream.cast(), (&raw mut *graph).cast()))
+        call!(self.cuStreamEndCapture(stream.cast(), (&raw mut *graph).cast()))
     }
 
     /// Measured with driver 580 on an H100: one if all nodes are kernels, otherwise one for each node.
@@ -592,7 +548,7 @@ impl Driver for Cuda {
 
     unsafe fn graph_instantiate(&self, launchable: &mut Handle, graph: Handle) -> Called {
         let out = (&raw mut *launchable).cast();
-        optional!(self.cuGraphInstantiateWithFlags(out, graph.cast(), 0))
+        call!(self.cuGraphInstantiateWithFlags(out, graph.cast(), 0))
     }
 
     unsafe fn graph_destroy(&self, graph: Handle) {
@@ -600,20 +556,12 @@ impl Driver for Cuda {
     }
 
     unsafe fn graph_upload(&self, launchable: Handle, stream: Handle) -> Called {
-        let uploaded = optional!(self.cuGraphUpload(launchable.cast(), stream.cast()));
-        match uploaded.code {
-            // Then the first launch prepares the graph.
-            MISSING => Called {
-                code: OK,
-                ..uploaded
-            },
-            _ => uploaded,
-        }
+        optional!(self.cuGraphUpload(launchable.cast(), stream.cast()))
     }
 
     #[inline]
     unsafe fn graph_launch(&self, launchable: Handle, stream: Handle) -> Called {
-        optional!(self.cuGraphLaunch(launchable.cast(), stream.cast()))
+        call!(self.cuGraphLaunch(launchable.cast(), stream.cast()))
     }
 
     unsafe fn launchable_destroy(&self, launchable: Handle) {

@@ -24,7 +24,3 @@ pub(super) const OPENER: Opener = Opener {
     numbered: true,
     open: |index| index.map_or_else(open::by_local_rank, Gpu::cuda),
 };
-
-/// The maximum of submissions on a waiting stream. The driver accepts about 1,020 and then blocks
-/// the caller; the difference is left for work that the application enqueues itself.
-const SUBMISSIONS: u32 = 1000;

@@ -2,15 +2,18 @@
 
 use std::ffi::c_void;
 
-use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream};
+use gdsync_sys::cuda::types::{CUcontext, CUdevice};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
 use super::calls::attribute;
 use super::probe::{OLDEST, cuda_caps, cuda_refusal, driver_too_old, is_exclusive, wait_limits};
 use super::{OPENER, peers};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{self, Called, Opened};
-use crate::gpu::{Gpu, Stream, WaitLimits};
+use crate::gpu::driver::{self, Called, Opened, call};
+use crate::gpu::{Gpu, Stream};
+
+const OPEN: &str = "open CUDA GPU";
+const ADOPT: &str = "adopt CUDA stream";
 
 /// The initialised driver, or the reason why it cannot be used.
 fn driver() -> Result<&'static Cuda> {
@@ -19,16 +22,14 @@ fn driver() -> Result<&'static Cuda> {
         Error::new(OPERATION, Kind::Absent, driver::chain(e)).with_source(e.to_string())
     })?;
     // SAFETY: the call may be made any number of times.
-    let started = unsafe { (cuda.cuInit)(0) };
-    if !started.is_success() {
-        let e = check(cuda, started, OPERATION, "cuInit", "this machine").expect_err("it failed");
-        let what = e.reason().to_owned();
-        return Err(Error::new(OPERATION, Kind::Absent, what).with_source(e));
+    let started = call!(cuda.cuInit(0));
+    if let Err(e) = driver::check(cuda, started, OPERATION, "this machine") {
+        return Err(Error::new(OPERATION, Kind::Absent, e.reason().to_owned()).with_source(e));
     }
     let mut version = 0;
     // SAFETY: stores a number.
-    let asked = unsafe { (cuda.cuDriverGetVersion)(&mut version) };
-    check(cuda, asked, OPERATION, "cuDriverGetVersion", "this machine")?;
+    let asked = call!(cuda.cuDriverGetVersion(&mut version));
+    driver::check(cuda, asked, OPERATION, "this machine")?;
     match driver_too_old(version) {
         Some(what) => Err(Error::new(OPERATION, Kind::Unsupported, what)
             .with_limit(OLDEST as u64, "as the lowest value of cuDriverGetVersion")),
@@ -37,16 +38,11 @@ fn driver() -> Result<&'static Cuda> {
 }
 
 pub(super) fn name_of(cuda: &Cuda, device: CUdevice) -> String {
-    let mut name = [0_u8; 128];
-    // SAFETY: stores at most 128 bytes, zero-terminated.
-    let asked = unsafe { (cuda.cuDeviceGetName)(name.as_mut_ptr().cast(), 128, device) };
-    let len = name.iter().position(|b| *b == 0).unwrap_or(0);
-    match asked.is_success() && len > 0 {
-        true => format!(
-            "cuda gpu{device} ({})",
-            String::from_utf8_lossy(&name[..len])
-        ),
-        false => format!("cuda gpu{device}"),
+    // SAFETY: stores a zero-terminated string within the length.
+    let name = driver::stored::<128>(|at, len| call!(cuda.cuDeviceGetName(at, len, device)));
+    match name {
+        Some(name) => format!("cuda gpu{device} ({name})"),
+        None => format!("cuda gpu{device}"),
     }
 }
 
@@ -57,18 +53,6 @@ fn context_id(cuda: &Cuda, context: CUcontext) -> u64 {
         let _ = unsafe { get(context, &mut id) };
     }
     id
-}
-
-/// As [`driver::check`].
-fn check(
-    cuda: &Cuda,
-    result: CudaResult,
-    operation: &'static str,
-    call: &'static str,
-    gpu: &str,
-) -> Result<()> {
-    let code = result.0;
-    driver::check(cuda, Called { code, call }, operation, gpu)
 }
 
 /// Returns the GPU of a context, and opens it if it is not open.
@@ -97,10 +81,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
             alone,
             caps: cuda_caps(cuda, device),
             number: driver::number(peers::uuid(cuda, device)),
-            limits: WaitLimits {
-                multiprocessors: u32::try_from(all).ok().filter(|all| *all > 0),
-                ..wait_limits(connections.as_deref())
-            },
+            limits: wait_limits(connections.as_deref(), all),
             same_address: has(same) != 0,
         }
     };
@@ -110,17 +91,16 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
 
 /// The number of GPUs that the driver shows.
 fn count(cuda: &Cuda) -> Result<u32> {
-    const OPERATION: &str = "open CUDA GPU";
     let mut count = 0;
     // SAFETY: stores a number.
-    let asked = unsafe { (cuda.cuDeviceGetCount)(&mut count) };
-    check(cuda, asked, OPERATION, "cuDeviceGetCount", "this machine")?;
+    let asked = call!(cuda.cuDeviceGetCount(&mut count));
+    driver::check(cuda, asked, OPEN, "this machine")?;
     match u32::try_from(count) {
         Ok(count) if count > 0 => Ok(count),
         _ => {
             let what = "the driver finds no GPU; `nvidia-smi` lists the GPUs of this machine, and \
                         CUDA_VISIBLE_DEVICES may hide them";
-            Err(Error::new(OPERATION, Kind::Absent, what))
+            Err(Error::new(OPEN, Kind::Absent, what))
         }
     }
 }
@@ -135,29 +115,21 @@ fn check_device(cuda: &Cuda, device: CUdevice) -> Result<()> {
     let Some((kind, why)) = cuda_refusal(cuda, device) else {
         return Ok(());
     };
-    let gpu = name_of(cuda, device);
-    let what = match kind {
-        Kind::System => format!(
-            "{gpu} cannot be used: {why} (PROHIBITED); run `nvidia-smi -i {device} -c DEFAULT` as root"
-        ),
-        _ => format!("{gpu} cannot be used: {why}"),
-    };
-    Err(Error::new("open CUDA GPU", kind, what))
+    let what = format!("{} cannot be used: {why}", name_of(cuda, device));
+    Err(Error::new(OPEN, kind, what))
 }
 
-/// As [`check`], for the call that makes the first context of a device.
-fn check_first(cuda: &Cuda, device: CUdevice, result: CudaResult) -> Result<()> {
-    const OPERATION: &str = "open CUDA GPU";
-    if result == CudaResult::DEVICE_UNAVAILABLE && is_exclusive(cuda, device) {
+/// As [`driver::check`], for the call that makes the first context of a device.
+fn check_first(cuda: &Cuda, device: CUdevice, got: Called) -> Result<()> {
+    if got.code == CudaResult::DEVICE_UNAVAILABLE.0 && is_exclusive(cuda, device) {
         let what = format!(
             "{} has the compute mode EXCLUSIVE_PROCESS, and another process has a context on it; end \
              that process, take another GPU, or run `nvidia-smi -i {device} -c DEFAULT` as root",
             name_of(cuda, device)
         );
-        return Err(Error::new(OPERATION, Kind::System, what));
+        return Err(Error::new(OPEN, Kind::System, what));
     }
-    let gpu = name_of(cuda, device);
-    check(cuda, result, OPERATION, "cuDevicePrimaryCtxRetain", &gpu)
+    driver::check(cuda, got, OPEN, &name_of(cuda, device))
 }
 
 impl Gpu {
@@ -173,24 +145,22 @@ impl Gpu {
     /// last GPU; `System` for a GPU whose compute mode prohibits contexts, or allows one that
     /// another process has; `System`, `DeviceLost` if the driver refuses. See also [`Gpu::open`].
     pub fn cuda(index: u32) -> Result<Gpu> {
-        const OPERATION: &str = "open CUDA GPU";
         let cuda = driver()?;
         let count = count(cuda)?;
         if index >= count {
             let what = format!("GPU {index} does not exist; GPUs are numbered from 0");
-            return Err(Error::new(OPERATION, Kind::Invalid, what).with_limit(count as u64, "GPUs"));
+            return Err(Error::new(OPEN, Kind::Invalid, what).with_limit(count as u64, "GPUs"));
         }
         let mut device = 0;
         let mut context = std::ptr::null_mut();
         // SAFETY: each call stores a handle. The context is kept until the process ends.
-        unsafe {
-            let got = (cuda.cuDeviceGet)(&mut device, index as i32);
-            check(cuda, got, OPERATION, "cuDeviceGet", &format!("GPU {index}"))?;
-            check_device(cuda, device)?;
-            let got = (cuda.cuDevicePrimaryCtxRetain)(&mut context, device);
-            check_first(cuda, device, got)?;
-            open(cuda, device, context)
-        }
+        let got = call!(cuda.cuDeviceGet(&mut device, index as i32));
+        driver::check(cuda, got, OPEN, &format!("GPU {index}"))?;
+        check_device(cuda, device)?;
+        let got = call!(cuda.cuDevicePrimaryCtxRetain(&mut context, device));
+        check_first(cuda, device, got)?;
+        // SAFETY: as above.
+        unsafe { open(cuda, device, context) }
     }
 
     /// Opens the GPU of the calling thread's current CUDA context (`cuCtxGetCurrent`), in that
@@ -205,14 +175,8 @@ impl Gpu {
         let cuda = driver()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: stores a handle, or null.
-        let asked = unsafe { (cuda.cuCtxGetCurrent)(&mut context) };
-        check(
-            cuda,
-            asked,
-            "open CUDA GPU",
-            "cuCtxGetCurrent",
-            "this thread",
-        )?;
+        let asked = call!(cuda.cuCtxGetCurrent(&mut context));
+        driver::check(cuda, asked, OPEN, "this thread")?;
         // SAFETY: the caller's promise.
         unsafe { Gpu::cuda_context(context.cast()) }
     }
@@ -226,24 +190,22 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::cuda`]; `Invalid` for null.
     pub unsafe fn cuda_context(context: *mut c_void) -> Result<Gpu> {
-        const OPERATION: &str = "open CUDA GPU";
         let cuda = driver()?;
         if context.is_null() {
-            return Err(Error::new(OPERATION, Kind::Invalid, "the context is null"));
+            return Err(Error::new(OPEN, Kind::Invalid, "the context is null"));
         }
         let context: CUcontext = context.cast();
         let mut device = 0;
         // SAFETY: a live context, as the caller promises; it is popped again.
-        unsafe {
-            let pushed = (cuda.cuCtxPushCurrent_v2)(context);
-            check(cuda, pushed, OPERATION, "cuCtxPushCurrent", "the context")?;
-            let got = (cuda.cuCtxGetDevice)(&mut device);
-            let mut popped = std::ptr::null_mut();
-            let _ = (cuda.cuCtxPopCurrent_v2)(&mut popped);
-            check(cuda, got, OPERATION, "cuCtxGetDevice", "the context")?;
-            check_device(cuda, device)?;
-            open(cuda, device, context)
-        }
+        let pushed = call!(cuda.cuCtxPushCurrent_v2(context));
+        driver::check(cuda, pushed, OPEN, "the context")?;
+        let got = call!(cuda.cuCtxGetDevice(&mut device));
+        let mut popped = std::ptr::null_mut();
+        let _ = call!(cuda.cuCtxPopCurrent_v2(&mut popped));
+        driver::check(cuda, got, OPEN, "the context")?;
+        check_device(cuda, device)?;
+        // SAFETY: as above.
+        unsafe { open(cuda, device, context) }
     }
 
     /// Adopts a stream of the application, a `CUstream`. As long as a handle on it is held, every
@@ -261,20 +223,9 @@ impl Gpu {
     /// per-thread default stream, which is a different stream on each thread; `System`,
     /// `DeviceLost` if the driver refuses.
     pub unsafe fn cuda_stream(&self, raw: *mut c_void) -> Result<Stream> {
-        const OPERATION: &str = "adopt CUDA stream";
-        let stream: CUstream = raw.cast();
-        if stream.is_null() || stream == consts::CU_STREAM_LEGACY {
-            let what = "the stream is the legacy default stream, which synchronises with other \
-                        streams; create a stream, or use `cuda_legacy_stream`";
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
-        if stream == consts::CU_STREAM_PER_THREAD {
-            let what = "the stream is the per-thread default stream, which differs on each thread; \
-                        create a stream";
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
+        let remedy = "create a stream, or use `cuda_legacy_stream`";
         // SAFETY: the caller's promise.
-        unsafe { self.adopt_stream(OPERATION, stream) }
+        unsafe { driver::adopt_created(self, "CUDA", ADOPT, raw, remedy) }
     }
 
     /// Adopts a stream that `owner` keeps alive, as [`Gpu::cuda_stream`] does. The library drops
@@ -304,12 +255,7 @@ impl Gpu {
     /// `Foreign` if this GPU is not a CUDA GPU; `System`, `DeviceLost` if the driver refuses.
     pub fn cuda_legacy_stream(&self) -> Result<Stream> {
         // SAFETY: this stream lives as long as its context.
-        unsafe { self.adopt_stream("adopt CUDA stream", consts::CU_STREAM_LEGACY) }
-    }
-
-    unsafe fn adopt_stream(&self, operation: &'static str, stream: CUstream) -> Result<Stream> {
-        // SAFETY: the caller's promise.
-        unsafe { driver::adopt_stream(self, "CUDA", operation, stream.cast()) }
+        unsafe { driver::adopt_stream(self, "CUDA", ADOPT, consts::CU_STREAM_LEGACY.cast()) }
     }
 }
 

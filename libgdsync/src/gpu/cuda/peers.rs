@@ -1,12 +1,10 @@
 //! CUDA devices as other processes name them, and the access of one device to memory of another.
 
-use std::ffi::CStr;
-
 use gdsync_sys::cuda::types::{CUdevice, CUuuid};
 use gdsync_sys::cuda::{Cuda, consts};
 
 use super::calls::attribute;
-use crate::gpu::driver::Context;
+use crate::gpu::driver::{Context, call, stored};
 use crate::gpu::identity::Device;
 use crate::gpu::{GpuIdentity, Unreachable};
 
@@ -21,16 +19,8 @@ pub(super) fn uuid(cuda: &Cuda, device: CUdevice) -> Option<[u8; 16]> {
 
 /// The address of a device on the PCI bus.
 pub(super) fn pci(cuda: &Cuda, device: CUdevice) -> Option<String> {
-    let mut text = [0_u8; 32];
-    // SAFETY: writes a zero-terminated string within the length.
-    let asked = unsafe {
-        let at = text.as_mut_ptr().cast();
-        (cuda.cuDeviceGetPCIBusId)(at, text.len() as i32, device)
-    };
-    let text = asked
-        .is_success()
-        .then(|| CStr::from_bytes_until_nul(&text));
-    Some(text?.ok()?.to_str().ok()?.to_owned())
+    // SAFETY: stores a zero-terminated string within the length.
+    stored::<32>(|at, len| call!(cuda.cuDeviceGetPCIBusId(at, len, device)))
 }
 
 /// See [`Gpu::identity`](crate::Gpu::identity).

@@ -5,7 +5,7 @@ use gdsync_sys::cuda::types::CUdevice;
 use gdsync_sys::cuda::{Cuda, consts};
 
 use super::calls::attribute;
-use super::{SUBMISSIONS, submit};
+use super::submit;
 use crate::error::Kind;
 use crate::gpu::WaitLimits;
 use crate::memop::Caps;
@@ -32,7 +32,9 @@ pub fn cuda_refusal(cuda: &Cuda, device: CUdevice) -> Option<(Kind, &'static str
         consts::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE,
         consts::CU_COMPUTEMODE_PROHIBITED,
     ) {
-        Some((Kind::System, "its compute mode prohibits contexts"))
+        let why = "its compute mode prohibits contexts (PROHIBITED); run \
+                   `nvidia-smi -i INDEX -c DEFAULT` as root";
+        Some((Kind::System, why))
     } else if !cuda_caps(cuda, device).memops64 {
         Some((Kind::Unsupported, "it has no 64-bit memory operations"))
     } else if is(virtual_memory, 0) || cuda.cuMemCreate.is_none() {
@@ -81,17 +83,9 @@ pub fn cuda_caps(cuda: &Cuda, device: CUdevice) -> Caps {
 
 /// The limits of a context, by its number of hardware channels: `CUDA_DEVICE_MAX_CONNECTIONS`,
 /// which the driver reads when it starts.
-pub fn wait_limits(connections: Option<&str>) -> WaitLimits {
-    let channels = connections.and_then(|v| v.trim().parse::<u32>().ok());
-    let channels = channels.unwrap_or(8).clamp(1, 32);
-    WaitLimits {
-        channels,
-        setting: "CUDA_DEVICE_MAX_CONNECTIONS (at most 32) before the first use of CUDA",
-        // Measured: with 8 channels, 6 streams may wait while kernels, copies and memory operations
-        // of all other streams progress; a 7th waiting stream blocks them. With one or two channels
-        // no stream could wait safely: the library allows one, at the program's risk.
-        streams: channels.saturating_sub(2).max(1),
-        submissions: Some(SUBMISSIONS),
-        multiprocessors: None,
-    }
+pub fn wait_limits(connections: Option<&str>, multiprocessors: i32) -> WaitLimits {
+    let setting = "CUDA_DEVICE_MAX_CONNECTIONS (at most 32) before the first use of CUDA";
+    // Measured: with 8 channels, 6 streams may wait while kernels, copies and memory operations of all
+    // other streams progress; a 7th waiting stream blocks them.
+    WaitLimits::of_driver(connections, 8, setting, multiprocessors)
 }

@@ -6,7 +6,7 @@ use gdsync_sys::cuda::types::CUstreamBatchMemOpParams as Params;
 use gdsync_sys::cuda::{Cuda, consts};
 
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{Called, Context, Handle};
+use crate::gpu::driver::{Context, Handle, call};
 use crate::memop::{Condition, Op, Width};
 
 /// The maximum number of operations of one call: the driver's documentation says fewer than 256.
@@ -101,16 +101,7 @@ unsafe fn submit_up_to<const N: usize>(
     let _app = context.enter_to_enqueue()?;
     // SAFETY: the first `ops.len()` parameters are initialised; the driver copies them before it
     // returns. The caller promises a live stream.
-    let enqueued = unsafe {
-        let params = params.as_mut_ptr().cast();
-        (cuda.cuStreamBatchMemOp_v2)(stream.cast(), ops.len() as u32, params, 0)
-    };
-    let call = "cuStreamBatchMemOp";
-    context.check(
-        Called {
-            code: enqueued.0,
-            call,
-        },
-        OPERATION,
-    )
+    let (params, count) = (params.as_mut_ptr().cast(), ops.len() as u32);
+    let enqueued = call!(cuda.cuStreamBatchMemOp_v2(stream.cast(), count, params, 0));
+    context.check(enqueued, OPERATION)
 }

@@ -1,11 +1,11 @@
 //! The calls that the drivers of CUDA and HIP both have, in one vocabulary. A driver implements
 //! [`Driver`] on its table of functions; everything else in this folder uses the trait alone.
 //!
-//! The two drivers give the same numbers to the result codes that this folder distinguishes. A
-//! function that the driver lacks returns [`MISSING`].
+//! CUDA and HIP give the results that this folder distinguishes the same numbers. A function that is
+//! missing returns [`MISSING`].
 
 use std::borrow::Cow;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 use super::Context;
 use crate::error::{Kind, Result};
@@ -36,6 +36,16 @@ pub(crate) struct Called {
 }
 
 impl Called {
+    /// Nothing is to be done.
+    pub const DONE: Called = Called { code: OK, call: "" };
+
+    pub const fn missing(call: &'static str) -> Called {
+        Called {
+            code: MISSING,
+            call,
+        }
+    }
+
     #[inline]
     pub fn is_ok(self) -> bool {
         self.code == OK
@@ -46,12 +56,34 @@ impl Called {
     }
 }
 
+/// A static text of a driver; `None` if it is empty.
+///
+/// # Safety
+/// `at` is null or a static zero-terminated string.
+pub(crate) unsafe fn text(at: *const c_char) -> Option<String> {
+    // SAFETY: the caller's promise.
+    let text = (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy())?;
+    (!text.is_empty()).then(|| text.into_owned())
+}
+
+/// A text that a call stores in `N` bytes, zero-terminated; `None` if it is empty.
+pub(crate) fn stored<const N: usize>(
+    store: impl FnOnce(*mut c_char, i32) -> Called,
+) -> Option<String> {
+    let mut text = [0_u8; N];
+    if !store(text.as_mut_ptr().cast(), N as i32).is_ok() {
+        return None;
+    }
+    let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
 /// Calls a function of a table, whose result is a number. The functions of a [`Driver`] uphold its
-/// conditions by the promise of their callers.
+/// conditions by the promise of their callers; other places state why they do.
 macro_rules! call {
     ($table:ident.$name:ident($($arg:expr),* $(,)?)) => {
         $crate::gpu::driver::Called {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's promise, or the reason at the call.
             code: unsafe { ($table.$name)($($arg),*) }.0,
             call: stringify!($name),
         }
@@ -72,6 +104,15 @@ macro_rules! optional {
     };
 }
 pub(crate) use optional;
+
+/// The last argument of a launch: the parameter structure. `size` has its length. CUDA and HIP give
+/// the entries the same numbers, but for the `end`.
+pub(crate) fn extra(args: &[u8], size: &mut usize, end: *mut c_void) -> [*mut c_void; 5] {
+    const POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
+    const SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
+    let args = args.as_ptr().cast_mut().cast();
+    [POINTER, args, SIZE, (&raw mut *size).cast(), end]
+}
 
 /// Physical memory of the driver.
 pub(crate) type Physical = u64;
@@ -99,20 +140,26 @@ pub(crate) trait Driver: Send + Sync {
     fn code(&self, context: &Context, image: &KernelImage) -> Result<Cow<'static, [u8]>>;
     /// Whether the device has physical memory that is mapped to addresses and exported as a file.
     /// Otherwise device memory is allocated by [`Driver::mem_alloc`].
-    fn maps(&self, device: i32) -> bool;
-    /// The number of streams to create ahead, because the driver's creation of one may block behind
-    /// waits. 0: the driver shares hardware queues among its streams, so that none is kept idle.
+    fn maps(&self, _device: i32) -> bool {
+        true
+    }
+    /// The number of streams that the library creates ahead, because a creation may block behind waits.
+    /// 0: it may not, and streams share hardware queues.
     fn streams_ahead(&self) -> usize;
     /// Whether the device has dependent launches.
-    fn has_dependent_launch(&self, device: i32) -> bool;
+    fn has_dependent_launch(&self, _device: i32) -> bool {
+        false
+    }
 
     fn current(&self) -> Handle;
     /// Makes a context the current one, until [`Driver::leave`].
     unsafe fn enter(&self, context: Handle) -> Called;
     /// Makes `previous` the current context again.
     unsafe fn leave(&self, previous: Handle);
-    unsafe fn context_create(&self, context: &mut Handle, device: i32) -> Called;
-    unsafe fn context_destroy(&self, context: Handle);
+    unsafe fn context_create(&self, _context: &mut Handle, _device: i32) -> Called {
+        Called::missing("second context")
+    }
+    unsafe fn context_destroy(&self, _context: Handle) {}
     /// Exchanges the thread's mode of captures for `mode`, or the mode that allows every call. Returns
     /// the previous one; `None`: the driver has no modes.
     fn exchange_capture_mode(&self, mode: Option<u32>) -> Option<u32>;
@@ -150,12 +197,14 @@ pub(crate) trait Driver: Send + Sync {
     /// copy engine. [`MISSING`]: the driver cannot.
     unsafe fn copy_two_rows(
         &self,
-        to: u64,
-        from: *const u8,
-        pitch: usize,
-        half: usize,
-        stream: Handle,
-    ) -> Called;
+        _to: u64,
+        _from: *const u8,
+        _pitch: usize,
+        _half: usize,
+        _stream: Handle,
+    ) -> Called {
+        Called::missing("copy of two rows")
+    }
     /// Writes a word of 8 or 4 bytes by a memory operation. `INVALID_VALUE`: it cannot access the
     /// memory.
     unsafe fn write_word(&self, stream: Handle, to: u64, value: u64, bytes: usize) -> Called;
@@ -166,7 +215,9 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn mem_free(&self, at: u64) -> Called;
     unsafe fn host_alloc(&self, at: &mut Handle, len: usize) -> Called;
     /// Whether the driver registers memory twice without an error, and ends both registrations at once.
-    fn registers_twice(&self) -> bool;
+    fn registers_twice(&self) -> bool {
+        false
+    }
     /// Registers host memory for all contexts; `device_registers`: it may be a device's registers.
     unsafe fn host_register(&self, at: Handle, len: usize, device_registers: bool) -> Called;
     unsafe fn host_unregister(&self, at: Handle) -> Called;
@@ -175,13 +226,15 @@ pub(crate) trait Driver: Send + Sync {
     /// The CPU's address of host memory; `host` stays unchanged for device memory.
     unsafe fn host_pointer(&self, host: &mut *mut u8, at: u64) -> Called;
     /// Whether streams, NICs and other GPUs may access words of the memory while kernels run.
-    unsafe fn has_words(&self, at: u64) -> bool;
+    unsafe fn has_words(&self, _at: u64) -> bool {
+        true
+    }
     /// Whether the memory moves between GPU and host.
     unsafe fn is_managed(&self, at: u64) -> bool;
     /// The number of the allocation, which is never reused.
     unsafe fn buffer_id(&self, id: &mut u64, at: u64) -> Called;
     /// Keeps synchronous copies of the memory synchronous with accesses of the CPU.
-    unsafe fn synchronise_copies(&self, at: u64);
+    unsafe fn synchronise_copies(&self, _at: u64) {}
 
     unsafe fn granularity(&self, len: &mut usize, device: i32) -> Called;
     unsafe fn physical_create(&self, memory: &mut Physical, len: usize, device: i32) -> Called;
@@ -211,9 +264,14 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn module_load(&self, module: &mut Handle, code: *const u8) -> Called;
     unsafe fn module_function(&self, kernel: &mut Handle, module: Handle, name: &CStr) -> Called;
     /// Loads the kernel now, so that no launch loads it.
-    unsafe fn function_load(&self, kernel: Handle) -> Called;
-    /// Lets kernels that need much shared memory start beside the kernel.
-    unsafe fn function_shares(&self, kernel: Handle) -> Called;
+    unsafe fn function_load(&self, _kernel: Handle) -> Called {
+        Called::DONE
+    }
+    /// Lets kernels that need much shared memory start beside the kernel. [`MISSING`]: the driver
+    /// cannot.
+    unsafe fn function_shares(&self, _kernel: Handle) -> Called {
+        Called::DONE
+    }
     unsafe fn launch(&self, kernel: Handle, dims: &Dims, stream: Handle, args: &[u8]) -> Called;
     /// As [`Driver::launch`]; the kernel may start before the earlier work of the stream has ended.
     unsafe fn launch_dependent(
@@ -222,18 +280,21 @@ pub(crate) trait Driver: Send + Sync {
         dims: &Dims,
         stream: Handle,
         args: &[u8],
-    ) -> Called;
+    ) -> Called {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(kernel, dims, stream, args) }
+    }
 
-    /// The name of a function for captures and graphs that the driver lacks.
-    fn lacks_graphs(&self) -> Option<&'static str>;
     unsafe fn capture_begin(&self, stream: Handle) -> Called;
     unsafe fn capture_end(&self, stream: Handle, graph: &mut Handle) -> Called;
     /// The number of submissions that a launch takes; `None`: unknown.
     unsafe fn graph_submissions(&self, graph: Handle) -> Option<u32>;
     unsafe fn graph_instantiate(&self, launchable: &mut Handle, graph: Handle) -> Called;
     unsafe fn graph_destroy(&self, graph: Handle);
-    /// Prepares the first launch.
-    unsafe fn graph_upload(&self, launchable: Handle, stream: Handle) -> Called;
+    /// Prepares the first launch. [`MISSING`]: the first launch prepares itself.
+    unsafe fn graph_upload(&self, _launchable: Handle, _stream: Handle) -> Called {
+        Called::DONE
+    }
     unsafe fn graph_launch(&self, launchable: Handle, stream: Handle) -> Called;
     unsafe fn launchable_destroy(&self, launchable: Handle);
 }

@@ -281,7 +281,8 @@ pub(crate) fn check(
 fn refused(driver: &dyn Driver, called: Called, operation: &'static str, gpu: &str) -> Error {
     let call = called.name();
     if called.code == MISSING {
-        let what = format!("the driver has no {call}; a newer driver may have it");
+        let api = driver.api();
+        let what = format!("{api} has no {call}; a newer release may have it");
         return Error::new(operation, Kind::Unsupported, what);
     }
     let what = format!("{call} on {gpu} failed: {}", describe(driver, called.code));

@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::calls::{Called, Handle, INVALID_VALUE, MISSING, NOT_READY, OK};
+use super::calls::{Called, Handle, INVALID_VALUE, MISSING, NOT_READY};
 use super::context::Context;
 use crate::error::{Error, Kind, Result};
 use gds_step::Mutex;
@@ -164,7 +164,7 @@ impl Stage {
             return plain(at, 0, len);
         }
         let mut done = 0;
-        let mut last = Called { code: OK, call: "" };
+        let mut last = Called::DONE;
         while done < len {
             let here = at + done as u64;
             let left = len - done;

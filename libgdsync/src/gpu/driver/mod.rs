@@ -40,10 +40,12 @@ use copier::DriverCopier;
 use module::Module;
 use stream::{DriverEvent, DriverStream};
 
-pub(super) use calls::{Called, Driver, Handle, MISSING, OK, Physical, call, optional};
+pub(super) use calls::{
+    Called, Driver, Handle, MISSING, OK, Physical, call, extra, optional, stored, text,
+};
 pub(super) use context::{Context, check};
 pub(super) use open::{
-    Opened, adopt_stream, by_local_rank, chain, keep_owner, number, open, raw_stream,
+    Opened, adopt_created, adopt_stream, by_local_rank, chain, keep_owner, number, open, raw_stream,
 };
 
 /// A GPU of a driver, in the application's context.

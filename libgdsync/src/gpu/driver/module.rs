@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::sync::Arc;
 
-use super::calls::{Handle, NOT_FOUND};
+use super::calls::{Handle, MISSING, NOT_FOUND};
 use super::context::Context;
 use super::stream::DriverStream;
 use crate::error::{Error, Kind, Result};
@@ -76,7 +76,9 @@ impl ModuleHandle for Module {
             // SAFETY: a live kernel.
             let preferred = unsafe { context.driver.function_shares(raw) };
             // A preference. Without it the kernel works, too.
-            if let Err(e) = context.check(preferred, OPERATION) {
+            if preferred.code != MISSING
+                && let Err(e) = context.check(preferred, OPERATION)
+            {
                 tracing::debug!(target: "gdsync", "kernel {name}: {e}");
             }
         }

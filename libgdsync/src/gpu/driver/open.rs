@@ -118,6 +118,31 @@ fn runtime<'a>(gpu: &'a Gpu, api: &str, operation: &'static str) -> Result<&'a D
     })
 }
 
+/// As [`adopt_stream`], and refuses a default stream. `remedy`: what to do instead of that of 0 or 1.
+///
+/// # Safety
+/// As [`adopt_stream`].
+pub(in crate::gpu) unsafe fn adopt_created(
+    gpu: &Gpu,
+    api: &str,
+    operation: &'static str,
+    raw: Handle,
+    remedy: &str,
+) -> Result<Stream> {
+    // CUDA and HIP give these streams the same numbers.
+    let what = match raw.addr() {
+        0 | 1 => format!(
+            "the stream is the default stream, which synchronises with other streams; {remedy}"
+        ),
+        2 => "the stream is the per-thread default stream, which differs on each thread; create a \
+              stream"
+            .to_owned(),
+        // SAFETY: the caller's promise.
+        _ => return unsafe { adopt_stream(gpu, api, operation, raw) },
+    };
+    Err(Error::new(operation, Kind::Invalid, what))
+}
+
 /// Adopts a stream of the application, on a GPU of this API.
 ///
 /// # Safety

@@ -16,9 +16,6 @@ use super::stream::DriverEvent;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::runtime::EventHandle as _;
 
-/// The maximum number of spare streams.
-const SPARE: usize = 32;
-
 const OPERATION: &str = "create stream";
 
 /// The streams of the application's context that have no handle.
@@ -98,7 +95,7 @@ impl StreamPool {
         let ends = end.as_ref().is_none_or(|end| end.is_recorded());
         let keeps = match context.driver.streams_ahead() {
             0 => end.is_some(),
-            _ => spares.len() < SPARE,
+            ahead => spares.len() < ahead,
         };
         if ends && keeps {
             spares.push(Spare { raw, end });

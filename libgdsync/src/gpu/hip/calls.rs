@@ -12,20 +12,12 @@ use gdsync_sys::hip::{Hip, HipResult, Hsa, consts};
 use super::{code, device, exported, submit};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::driver::{
-    Called, Context, Driver, Handle, MISSING, OK, Physical, call, elf, optional,
+    Called, Context, Driver, Handle, OK, Physical, call, elf, extra, optional, text,
 };
 use crate::gpu::{Dims, GpuIdentity, KernelImage, Unreachable};
 use crate::memop::{DevicePtr, Op, Width};
 
-/// A function that HIP does not have.
-const fn lacks(call: &'static str) -> Called {
-    Called {
-        code: MISSING,
-        call,
-    }
-}
-
-/// The context of a device: its number, behind null.
+/// The handle of a device's context: its number plus 1, because null is no context.
 pub(super) fn context(device: i32) -> Handle {
     std::ptr::without_provenance_mut(device as usize + 1)
 }
@@ -64,13 +56,6 @@ fn prop(device: i32) -> hipMemAllocationProp {
     }
 }
 
-/// The HSA runtime, if it can export a dma-buf.
-fn hsa() -> Option<&'static Hsa> {
-    Hsa::get()
-        .ok()
-        .filter(|hsa| hsa.hsa_amd_portable_export_dmabuf.is_some())
-}
-
 impl Driver for Hip {
     fn api(&self) -> &'static str {
         "HIP"
@@ -83,13 +68,7 @@ impl Driver for Hip {
     fn describe(&self, code: i32) -> [Option<String>; 2] {
         let text = |f: unsafe extern "C" fn(HipResult) -> *const c_char| {
             // SAFETY: returns a static string, or null.
-            let text = unsafe { f(HipResult(code)) };
-            if text.is_null() {
-                return None;
-            }
-            // SAFETY: a static string of the runtime, as checked.
-            let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
-            (!text.is_empty()).then(|| text.into_owned())
+            unsafe { text(f(HipResult(code))) }
         };
         // For a code that it does not know, the runtime returns the name of another one.
         let unknown = HipResult::UNKNOWN.name().map(str::to_owned);
@@ -151,10 +130,6 @@ impl Driver for Hip {
         0
     }
 
-    fn has_dependent_launch(&self, _device: i32) -> bool {
-        false
-    }
-
     #[inline]
     fn current(&self) -> Handle {
         let mut device = 0;
@@ -173,12 +148,6 @@ impl Driver for Hip {
         let _ = call!(self.hipSetDevice(previous.addr() as i32 - 1));
     }
 
-    unsafe fn context_create(&self, _context: &mut Handle, _device: i32) -> Called {
-        lacks("second context")
-    }
-
-    unsafe fn context_destroy(&self, _context: Handle) {}
-
     fn exchange_capture_mode(&self, mode: Option<u32>) -> Option<u32> {
         let exchange = self.hipThreadExchangeStreamCaptureMode?;
         let mut mode = mode.unwrap_or(consts::hipStreamCaptureModeRelaxed);
@@ -188,7 +157,7 @@ impl Driver for Hip {
 
     unsafe fn host_flush(&self, device: i32) -> Called {
         let Some(register) = device::flush_register(self, device) else {
-            return lacks("register for the flush of remote writes");
+            return Called::missing("register for the flush of remote writes");
         };
         // SAFETY: the runtime has mapped this register of the device. A write flushes, and a read
         // behind it waits for the flush.
@@ -196,7 +165,7 @@ impl Driver for Hip {
             register.write_volatile(1);
             register.read_volatile();
         }
-        Called { code: OK, call: "" }
+        Called::DONE
     }
 
     /// HIP does not document such an order.
@@ -288,17 +257,6 @@ impl Driver for Hip {
         call!(self.hipMemcpyDtoHAsync(to.cast(), from as *mut c_void, len, stream.cast()))
     }
 
-    unsafe fn copy_two_rows(
-        &self,
-        _to: u64,
-        _from: *const u8,
-        _pitch: usize,
-        _half: usize,
-        _stream: Handle,
-    ) -> Called {
-        lacks("copy of rows by an engine")
-    }
-
     unsafe fn write_word(&self, stream: Handle, to: u64, value: u64, bytes: usize) -> Called {
         let width = match bytes {
             8 => Width::Bits64,
@@ -312,7 +270,7 @@ impl Driver for Hip {
         call!(self.hipMemsetD8Async(at as *mut c_void, 0, len, stream.cast()))
     }
 
-    /// All memory is fine-grained, so that its words can be used.
+    /// Fine-grained, so that its words can be used.
     unsafe fn mem_alloc(&self, at: &mut u64, len: usize) -> Called {
         let out = (&raw mut *at).cast();
         call!(self.hipExtMallocWithFlags(out, len, consts::hipDeviceMallocFinegrained))
@@ -358,7 +316,7 @@ impl Driver for Hip {
         let asked = call!(self.hipPointerGetAttributes(all.as_mut_ptr(), at as *const c_void));
         // SAFETY: the structure consists of numbers and addresses.
         let all = unsafe { all.assume_init() };
-        if asked.is_ok() && all.memory_kind(version(self)) == MemoryKind::Host {
+        if asked.is_ok() && all.memory_kind() == MemoryKind::Host {
             *host = all.host_pointer.cast();
         }
         asked
@@ -367,7 +325,7 @@ impl Driver for Hip {
     /// Device memory of `hipMalloc` is coarse-grained, and so is host memory that was allocated with
     /// `hipHostMallocNonCoherent`.
     unsafe fn has_words(&self, at: u64) -> bool {
-        let coarse = |all: &hipPointerAttribute_t| match all.memory_kind(version(self)) {
+        let coarse = |all: &hipPointerAttribute_t| match all.memory_kind() {
             MemoryKind::Device => all.allocation_flags == consts::hipDeviceMallocDefault,
             MemoryKind::Host => all.allocation_flags & consts::hipHostMallocNonCoherent != 0,
             MemoryKind::Other => false,
@@ -383,8 +341,6 @@ impl Driver for Hip {
         let which = consts::HIP_POINTER_ATTRIBUTE_BUFFER_ID;
         call!(self.hipPointerGetAttribute((&raw mut *id).cast(), which, at as *mut c_void))
     }
-
-    unsafe fn synchronise_copies(&self, _at: u64) {}
 
     unsafe fn granularity(&self, len: &mut usize, device: i32) -> Called {
         let least = consts::hipMemAllocationGranularityMinimum;
@@ -461,10 +417,7 @@ impl Driver for Hip {
     unsafe fn ipc_open(&self, at: &mut u64, handle: [u8; 64]) -> Called {
         if let Some(own) = exported::open(&handle) {
             *at = own;
-            return Called {
-                code: OK,
-                call: "hipIpcOpenMemHandle",
-            };
+            return Called::DONE;
         }
         let flags = consts::hipIpcMemLazyEnablePeerAccess;
         let handle = hipIpcMemHandle_t { reserved: handle };
@@ -473,17 +426,15 @@ impl Driver for Hip {
 
     unsafe fn ipc_close(&self, at: u64) -> Called {
         if exported::close(at) {
-            return Called {
-                code: OK,
-                call: "hipIpcCloseMemHandle",
-            };
+            return Called::DONE;
         }
         call!(self.hipIpcCloseMemHandle(at as *mut c_void))
     }
 
     unsafe fn dma_buf(&self, (fd, offset): (&mut i32, &mut u64), start: u64, len: usize) -> Called {
         const CALL: &str = "hsa_amd_portable_export_dmabuf";
-        if let Some(export) = hsa().and_then(|hsa| hsa.hsa_amd_portable_export_dmabuf) {
+        if let Ok(hsa) = Hsa::get() {
+            let export = hsa.hsa_amd_portable_export_dmabuf;
             // SAFETY: stores a descriptor and a number; the range is in live memory.
             let status = unsafe { export(start as *const c_void, len, fd, offset) };
             const OUT_OF_RESOURCES: u32 = 0x1008;
@@ -492,7 +443,7 @@ impl Driver for Hip {
                 OUT_OF_RESOURCES => HipResult::OUT_OF_MEMORY.0,
                 _ => HipResult::NOT_SUPPORTED.0,
             };
-            // Mapped memory has another export.
+            // HSA refuses mapped memory, which HIP exports.
             if status == 0 || self.hipMemGetHandleForAddressRange.is_none() {
                 return Called { code, call: CALL };
             }
@@ -522,33 +473,11 @@ impl Driver for Hip {
         call!(self.hipModuleGetFunction(out, module.cast(), name.as_ptr()))
     }
 
-    /// A module is loaded with its kernels.
-    unsafe fn function_load(&self, _kernel: Handle) -> Called {
-        Called {
-            code: OK,
-            call: "hipModuleGetFunction",
-        }
-    }
-
-    /// AMD's GPUs have no division of this memory.
-    unsafe fn function_shares(&self, _kernel: Handle) -> Called {
-        Called {
-            code: OK,
-            call: "hipModuleGetFunction",
-        }
-    }
-
     #[inline]
     unsafe fn launch(&self, kernel: Handle, dims: &Dims, stream: Handle, args: &[u8]) -> Called {
         let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
         let mut size = args.len();
-        let mut extra = [
-            consts::HIP_LAUNCH_PARAM_BUFFER_POINTER,
-            args.as_ptr().cast_mut().cast(),
-            consts::HIP_LAUNCH_PARAM_BUFFER_SIZE,
-            (&raw mut size).cast(),
-            consts::HIP_LAUNCH_PARAM_END,
-        ];
+        let mut extra = extra(args, &mut size, consts::HIP_LAUNCH_PARAM_END);
         call!(self.hipModuleLaunchKernel(
             kernel.cast(),
             gx,
@@ -564,40 +493,13 @@ impl Driver for Hip {
         ))
     }
 
-    unsafe fn launch_dependent(
-        &self,
-        kernel: Handle,
-        dims: &Dims,
-        stream: Handle,
-        args: &[u8],
-    ) -> Called {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch(kernel, dims, stream, args) }
-    }
-
-    fn lacks_graphs(&self) -> Option<&'static str> {
-        let needed = [
-            (
-                "hipStreamBeginCapture",
-                self.hipStreamBeginCapture.is_some(),
-            ),
-            ("hipStreamEndCapture", self.hipStreamEndCapture.is_some()),
-            (
-                "hipGraphInstantiateWithFlags",
-                self.hipGraphInstantiateWithFlags.is_some(),
-            ),
-            ("hipGraphLaunch", self.hipGraphLaunch.is_some()),
-        ];
-        needed.iter().find(|(_, has)| !has).map(|(name, _)| *name)
-    }
-
     unsafe fn capture_begin(&self, stream: Handle) -> Called {
         let mode = consts::hipStreamCaptureModeRelaxed;
-        optional!(self.hipStreamBeginCapture(stream.cast(), mode))
+        call!(self.hipStreamBeginCapture(stream.cast(), mode))
     }
 
     unsafe fn capture_end(&self, stream: Handle, graph: &mut Handle) -> Called {
-        optional!(self.hipStreamEndCapture(stream.cast(), (&raw mut *graph).cast()))
+        call!(self.hipStreamEndCapture(stream.cast(), (&raw mut *graph).cast()))
     }
 
     unsafe fn graph_submissions(&self, graph: Handle) -> Option<u32> {
@@ -611,24 +513,16 @@ impl Driver for Hip {
 
     unsafe fn graph_instantiate(&self, launchable: &mut Handle, graph: Handle) -> Called {
         let out = (&raw mut *launchable).cast();
-        optional!(self.hipGraphInstantiateWithFlags(out, graph.cast(), 0))
+        call!(self.hipGraphInstantiateWithFlags(out, graph.cast(), 0))
     }
 
     unsafe fn graph_destroy(&self, graph: Handle) {
         let _ = optional!(self.hipGraphDestroy(graph.cast()));
     }
 
-    /// The first launch prepares the graph.
-    unsafe fn graph_upload(&self, _launchable: Handle, _stream: Handle) -> Called {
-        Called {
-            code: OK,
-            call: "hipGraphUpload",
-        }
-    }
-
     #[inline]
     unsafe fn graph_launch(&self, launchable: Handle, stream: Handle) -> Called {
-        optional!(self.hipGraphLaunch(launchable.cast(), stream.cast()))
+        call!(self.hipGraphLaunch(launchable.cast(), stream.cast()))
     }
 
     unsafe fn launchable_destroy(&self, launchable: Handle) {

@@ -2,7 +2,7 @@
 //! the image's source. A cache keeps what HIPRTC compiled.
 
 use std::borrow::Cow;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CString, c_char};
 use std::fs::{DirBuilder, File, Metadata};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -155,12 +155,8 @@ fn compile(rtc: &HipRtc, source: &str, target: &str) -> Result<Vec<u8>, String> 
             return Ok(());
         }
         // SAFETY: returns a static string, or null.
-        let text = unsafe { (rtc.hiprtcGetErrorString)(result) };
-        let text = match text.is_null() {
-            true => "unknown error".into(),
-            // SAFETY: a static string.
-            false => unsafe { CStr::from_ptr(text) }.to_string_lossy(),
-        };
+        let text = unsafe { driver::text((rtc.hiprtcGetErrorString)(result)) };
+        let text = text.as_deref().unwrap_or("unknown error");
         Err(format!("{call} failed: {text} ({result})"))
     };
     let zero = |e: std::ffi::NulError| format!("the source cannot be passed to HIPRTC: {e}");

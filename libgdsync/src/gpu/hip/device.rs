@@ -1,22 +1,42 @@
-//! Properties of HIP's devices, and the conclusions: names, capabilities, limits, reach. No state of a
-//! device is changed but the access to its peers.
+//! What HIP says about a device, and what follows: name, capabilities, limits, reach. Only `reaches`
+//! changes a device: it enables peer access.
 
 use std::ffi::CStr;
 
-use gdsync_sys::hip::types::{hipDeviceProp_tR0000, hipDeviceProp_tR0600, hipUUID};
+use gdsync_sys::hip::types::{hipDeviceProp_tR0600, hipUUID};
 use gdsync_sys::hip::{Hip, HipResult, consts};
 
 use super::submit;
 use crate::error::Kind;
-use crate::gpu::driver::Context;
+use crate::gpu::driver::{Context, call, stored};
 use crate::gpu::identity::Device;
 use crate::gpu::{GpuIdentity, Unreachable, WaitLimits};
 use crate::memop::Caps;
 
-/// The maximum of submissions on a waiting stream; see [`submit::BATCH`]. AMD's runtime also keeps the
-/// arguments of a stream's launches in 1 MiB, and a launch that finds no room there waits: after about 190
-/// launches with arguments of 4 KiB behind a wait, where CUDA takes the maximum.
-const SUBMISSIONS: u32 = 1000;
+/// The oldest usable release of HIP. Waits of earlier ones refuse memory other than signals
+/// (`hipMallocSignalMemory`), of 8 bytes each.
+pub(super) const OLDEST: i32 = gdsync_sys::hip::VERSION_6;
+
+/// Set, it makes waits of later releases refuse other memory than signals too.
+pub(super) const ONLY_SIGNALS: &str = "GPU_STREAMOPS_CP_WAIT";
+
+/// The reason why a release of HIP cannot be used; `None` if it can. `signals`: the value of the
+/// variable GPU_STREAMOPS_CP_WAIT.
+pub fn hip_runtime_refusal(version: i32, signals: Option<&str>) -> Option<String> {
+    let dotted = |v: i32| format!("{}.{}", v / 10_000_000, v / 100_000 % 100);
+    let (is, oldest) = (dotted(version), dotted(OLDEST));
+    if version < OLDEST {
+        Some(format!(
+            "HIP is of version {is}, and gdsync needs {oldest} or later; update ROCm"
+        ))
+    } else if signals.is_some_and(|value| !matches!(value.trim(), "" | "0")) {
+        Some(format!(
+            "with {ONLY_SIGNALS} set, streams wait for signals of HIP alone; unset it"
+        ))
+    } else {
+        None
+    }
+}
 
 /// An attribute of a device; 0 if the runtime does not know it.
 pub(super) fn attribute(hip: &Hip, device: i32, which: u32) -> i32 {
@@ -26,22 +46,10 @@ pub(super) fn attribute(hip: &Hip, device: i32, which: u32) -> i32 {
     if asked.is_success() { value } else { 0 }
 }
 
-/// A text that a call stores in a buffer, zero-terminated.
-fn text<const N: usize>(
-    store: impl FnOnce(*mut std::ffi::c_char, i32) -> HipResult,
-) -> Option<String> {
-    let mut text = [0_u8; N];
-    if !store(text.as_mut_ptr().cast(), N as i32).is_success() {
-        return None;
-    }
-    let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
-    (!text.is_empty()).then(|| text.to_owned())
-}
-
 /// The device as text for reports.
 pub(super) fn name(hip: &Hip, device: i32) -> String {
     // SAFETY: stores a zero-terminated string within the length.
-    let name = text::<128>(|at, len| unsafe { (hip.hipDeviceGetName)(at, len, device) });
+    let name = stored::<128>(|at, len| call!(hip.hipDeviceGetName(at, len, device)));
     match name {
         Some(name) => format!("hip gpu{device} ({name})"),
         None => format!("hip gpu{device}"),
@@ -51,26 +59,19 @@ pub(super) fn name(hip: &Hip, device: i32) -> String {
 /// The address of a device on the PCI bus.
 pub(super) fn pci(hip: &Hip, device: i32) -> Option<String> {
     // SAFETY: stores a zero-terminated string within the length.
-    text::<32>(|at, len| unsafe { (hip.hipDeviceGetPCIBusId)(at, len, device) })
+    stored::<32>(|at, len| call!(hip.hipDeviceGetPCIBusId(at, len, device)))
 }
 
 /// The architecture of a device, such as `gfx942:sramecc+:xnack-`.
 pub fn hip_architecture(hip: &Hip, device: i32) -> Option<String> {
-    let name = if let Some(get) = hip.hipGetDevicePropertiesR0600 {
-        // SAFETY: numbers and addresses, for which zeros are valid.
-        let mut all: hipDeviceProp_tR0600 = unsafe { std::mem::zeroed() };
-        // SAFETY: the structure has the layout of this function.
-        let asked = unsafe { get(&mut all, device) };
-        asked.is_success().then_some(all.gcn_arch_name)
-    } else {
-        let get = hip.hipGetDeviceProperties?;
-        // SAFETY: as above.
-        let mut all: hipDeviceProp_tR0000 = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
-        let asked = unsafe { get(&mut all, device) };
-        asked.is_success().then_some(all.gcn_arch_name)
-    };
-    let bytes = name?.map(|c| c.cast_unsigned());
+    let get = hip.hipGetDevicePropertiesR0600?;
+    // SAFETY: numbers and addresses, for which zeros are valid.
+    let mut all: hipDeviceProp_tR0600 = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure has the layout of this function.
+    if !unsafe { get(&mut all, device) }.is_success() {
+        return None;
+    }
+    let bytes = all.gcn_arch_name.map(|c| c.cast_unsigned());
     let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?;
     (!text.is_empty()).then(|| text.to_owned())
 }
@@ -177,15 +178,9 @@ pub fn hip_caps(hip: &Hip, device: i32) -> Caps {
 
 /// The limits of a device, by its number of hardware queues: `GPU_MAX_HW_QUEUES`, which the runtime
 /// reads when it starts. Streams share the queues, and a stream that waits holds its queue.
-pub(super) fn hip_wait_limits(queues: Option<&str>) -> WaitLimits {
-    let channels = queues.and_then(|v| v.trim().parse::<u32>().ok());
-    let channels = channels.unwrap_or(4).clamp(1, 32);
-    WaitLimits {
-        channels,
-        setting: "GPU_MAX_HW_QUEUES before the first use of HIP",
-        // Two queues for streams that do not wait.
-        streams: channels.saturating_sub(2).max(1),
-        submissions: Some(SUBMISSIONS),
-        multiprocessors: None,
-    }
+pub(super) fn wait_limits(queues: Option<&str>, multiprocessors: i32) -> WaitLimits {
+    // No limit counts the arguments of a stream's launches: the runtime keeps them in 1 MiB, and a
+    // launch that finds no room blocks, after about 190 launches of 4 KiB behind a wait.
+    let setting = "GPU_MAX_HW_QUEUES before the first use of HIP";
+    WaitLimits::of_driver(queues, 4, setting, multiprocessors)
 }

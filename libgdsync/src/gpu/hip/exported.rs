@@ -1,5 +1,5 @@
 //! The memory that this process has exported by IPC handles. HIP refuses to open a handle in the
-//! process that made it; there the handle stands for the address itself.
+//! process that made it; there this list gives the address.
 
 use gds_step::Mutex;
 

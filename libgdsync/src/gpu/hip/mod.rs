@@ -9,8 +9,9 @@
 //!   one `hipStreamBatchMemOp`.
 //! - A GEQ wait compares unsigned numbers and is not cyclic. Waits have masks.
 //! - Streams, NICs and other GPUs may access words only in fine-grained memory. The library allocates
-//!   all device memory fine-grained; memory of the application may be coarse-grained (`hipMalloc`).
-//! - Memory of a process has one IPC handle; a process cannot open its own (`exported`).
+//!   device memory fine-grained, or maps it uncached (HIP 7); memory of the application may be
+//!   coarse-grained (`hipMalloc`).
+//! - HIP opens no IPC handle in the process that made it (`exported`).
 
 mod calls;
 mod code;
@@ -22,7 +23,7 @@ mod submit;
 use super::Gpu;
 use super::runtime::Opener;
 
-pub use device::{hip_architecture, hip_caps, hip_refusal};
+pub use device::{hip_architecture, hip_caps, hip_refusal, hip_runtime_refusal};
 
 pub(super) const OPENER: Opener = Opener {
     name: "hip",

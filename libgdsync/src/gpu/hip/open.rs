@@ -4,20 +4,15 @@ use std::ffi::c_void;
 
 use gdsync_sys::hip::{Hip, HipResult, consts};
 
-use super::device::{self, attribute, hip_caps, hip_refusal, hip_wait_limits};
+use super::device::{
+    self, OLDEST, ONLY_SIGNALS, attribute, hip_caps, hip_refusal, hip_runtime_refusal, wait_limits,
+};
 use super::{OPENER, calls};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{self, Called, Opened};
-use crate::gpu::{Gpu, Stream, WaitLimits};
+use crate::gpu::driver::{self, Opened, call};
+use crate::gpu::{Gpu, Stream};
 
 const OPERATION: &str = "open HIP GPU";
-
-/// The oldest usable release of HIP. Waits of earlier ones refuse memory other than signals
-/// (`hipMallocSignalMemory`), of 8 bytes each.
-const OLDEST: i32 = gdsync_sys::hip::VERSION_6;
-
-/// The variable by which waits refuse other memory in later releases, too.
-const SIGNALS: &str = "GPU_STREAMOPS_CP_WAIT";
 
 /// The initialised runtime, or the reason why it cannot be used.
 fn runtime() -> Result<&'static Hip> {
@@ -25,42 +20,34 @@ fn runtime() -> Result<&'static Hip> {
         Error::new(OPERATION, Kind::Absent, driver::chain(e)).with_source(e.to_string())
     })?;
     // SAFETY: the call may be made any number of times.
-    let started = unsafe { (hip.hipInit)(0) };
+    let started = call!(hip.hipInit(0));
     // HIP 5 says that a machine without a GPU has an invalid one.
-    if matches!(started, HipResult::NO_DEVICE | HipResult::INVALID_DEVICE) {
+    let result = HipResult(started.code);
+    if matches!(result, HipResult::NO_DEVICE | HipResult::INVALID_DEVICE) {
         return Err(no_gpu());
     }
-    if let Err(e) = check(hip, started, "hipInit", "this machine") {
+    if let Err(e) = driver::check(hip, started, OPERATION, "this machine") {
         return Err(Error::new(OPERATION, Kind::Absent, e.reason().to_owned()).with_source(e));
     }
     let version = calls::version(hip);
-    if version < OLDEST {
-        let dotted = |v: i32| format!("{}.{}", v / 10_000_000, v / 100_000 % 100);
-        let (is, oldest) = (dotted(version), dotted(OLDEST));
-        let what =
-            format!("HIP is of version {is}, and gdsync needs {oldest} or later; update ROCm");
-        return Err(Error::new(OPERATION, Kind::Unsupported, what)
-            .with_limit(OLDEST as u64, "as the lowest value of hipRuntimeGetVersion"));
-    }
-    if std::env::var(SIGNALS).is_ok_and(|value| !matches!(value.trim(), "" | "0")) {
-        let what = format!("with {SIGNALS} set, streams wait for signals of HIP alone; unset it");
-        return Err(Error::new(OPERATION, Kind::Unsupported, what));
-    }
-    Ok(hip)
-}
-
-fn check(hip: &Hip, result: HipResult, call: &'static str, gpu: &str) -> Result<()> {
-    let code = result.0;
-    driver::check(hip, Called { code, call }, OPERATION, gpu)
+    let signals = std::env::var(ONLY_SIGNALS).ok();
+    let Some(what) = hip_runtime_refusal(version, signals.as_deref()) else {
+        return Ok(hip);
+    };
+    let refused = Error::new(OPERATION, Kind::Unsupported, what);
+    Err(match version < OLDEST {
+        true => refused.with_limit(OLDEST as u64, "as the lowest value of hipRuntimeGetVersion"),
+        false => refused,
+    })
 }
 
 /// The number of GPUs that HIP shows.
 fn count(hip: &Hip) -> Result<u32> {
     let mut count = 0;
     // SAFETY: stores a number.
-    let asked = unsafe { (hip.hipGetDeviceCount)(&mut count) };
-    if asked != HipResult::NO_DEVICE {
-        check(hip, asked, "hipGetDeviceCount", "this machine")?;
+    let asked = call!(hip.hipGetDeviceCount(&mut count));
+    if asked.code != HipResult::NO_DEVICE.0 {
+        driver::check(hip, asked, OPERATION, "this machine")?;
     }
     match u32::try_from(count) {
         Ok(count) if count > 0 => Ok(count),
@@ -119,10 +106,7 @@ impl Gpu {
                 alone: true,
                 caps: hip_caps(hip, device),
                 number: driver::number(device::uuid(hip, device)),
-                limits: WaitLimits {
-                    multiprocessors: u32::try_from(all).ok().filter(|all| *all > 0),
-                    ..hip_wait_limits(queues.as_deref())
-                },
+                limits: wait_limits(queues.as_deref(), all),
                 same_address: false,
             }
         };
@@ -143,19 +127,9 @@ impl Gpu {
     /// default stream, which synchronises with other streams of its GPU, and for the per-thread default
     /// stream, which is a different stream on each thread; `System`, `DeviceLost` if HIP refuses.
     pub unsafe fn hip_stream(&self, raw: *mut c_void) -> Result<Stream> {
-        const OPERATION: &str = "adopt HIP stream";
-        if raw.is_null() {
-            let what = "the stream is the default stream, which synchronises with other streams; \
-                        create a stream (hipStreamCreateWithFlags, hipStreamNonBlocking)";
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
-        if raw == consts::hipStreamPerThread.cast() {
-            let what = "the stream is the per-thread default stream, which differs on each thread; \
-                        create a stream";
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
+        let remedy = "create a stream (hipStreamCreateWithFlags, hipStreamNonBlocking)";
         // SAFETY: the caller's promise.
-        unsafe { driver::adopt_stream(self, "HIP", OPERATION, raw) }
+        unsafe { driver::adopt_created(self, "HIP", "adopt HIP stream", raw, remedy) }
     }
 
     /// Adopts a stream that `owner` keeps alive, as [`Gpu::hip_stream`] does. The library drops

@@ -5,11 +5,10 @@ use gdsync_sys::hip::types::hipStream_t;
 use gdsync_sys::hip::{Hip, consts};
 
 use crate::error::{Error, Kind, Result};
-use crate::gpu::driver::{Called, Context, Handle};
+use crate::gpu::driver::{Called, Context, Handle, call};
 use crate::memop::{Condition, DevicePtr, Op, Width};
 
-/// The maximum number of operations of one submission. A hardware queue of AMD's runtime has 16,384
-/// packets, and an operation takes one or two: the submissions that a waiting stream may have fit.
+/// The maximum number of operations of one submission; see `WaitLimits::SUBMISSIONS`.
 pub(super) const BATCH: usize = 8;
 
 fn wait_flags(condition: Condition) -> u32 {
@@ -38,20 +37,10 @@ pub(super) unsafe fn write(
     value: u64,
 ) -> Called {
     let at = at.0 as *mut _;
-    // SAFETY: the caller's promise.
-    let (code, call) = unsafe {
-        match width {
-            Width::Bits32 => (
-                (hip.hipStreamWriteValue32)(stream, at, value as u32, 0),
-                "hipStreamWriteValue32",
-            ),
-            Width::Bits64 => (
-                (hip.hipStreamWriteValue64)(stream, at, value, 0),
-                "hipStreamWriteValue64",
-            ),
-        }
-    };
-    Called { code: code.0, call }
+    match width {
+        Width::Bits32 => call!(hip.hipStreamWriteValue32(stream, at, value as u32, 0)),
+        Width::Bits64 => call!(hip.hipStreamWriteValue64(stream, at, value, 0)),
+    }
 }
 
 /// Enqueues one operation; `None`: HIP lacks it.
@@ -59,36 +48,31 @@ pub(super) unsafe fn write(
 /// # Safety
 /// As [`write`].
 unsafe fn one(hip: &Hip, stream: hipStream_t, op: &Op) -> Option<Called> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let (code, call) = match *op {
-            Op::Write {
-                width, at, value, ..
-            } => return Some(write(hip, stream, width, at, value)),
-            Op::Wait {
-                width,
-                at,
-                value,
-                mask,
-                condition,
-                flush: false,
-            } => {
-                let (at, flags) = (at.0 as *mut _, wait_flags(condition));
-                match width {
-                    Width::Bits32 => {
-                        let (value, mask) = (value as u32, mask as u32);
-                        let wait = hip.hipStreamWaitValue32;
-                        (wait(stream, at, value, flags, mask), "hipStreamWaitValue32")
-                    }
-                    Width::Bits64 => {
-                        let wait = hip.hipStreamWaitValue64;
-                        (wait(stream, at, value, flags, mask), "hipStreamWaitValue64")
-                    }
+    match *op {
+        Op::Write {
+            width, at, value, ..
+        } => {
+            // SAFETY: the caller's promise.
+            Some(unsafe { write(hip, stream, width, at, value) })
+        }
+        Op::Wait {
+            width,
+            at,
+            value,
+            mask,
+            condition,
+            flush: false,
+        } => {
+            let (at, flags) = (at.0 as *mut _, wait_flags(condition));
+            Some(match width {
+                Width::Bits32 => {
+                    let (value, mask) = (value as u32, mask as u32);
+                    call!(hip.hipStreamWaitValue32(stream, at, value, flags, mask))
                 }
-            }
-            Op::Wait { .. } | Op::Flush | Op::Copy { .. } | Op::Fence => return None,
-        };
-        Some(Called { code: code.0, call })
+                Width::Bits64 => call!(hip.hipStreamWaitValue64(stream, at, value, flags, mask)),
+            })
+        }
+        Op::Wait { .. } | Op::Flush | Op::Copy { .. } | Op::Fence => None,
     }
 }
 

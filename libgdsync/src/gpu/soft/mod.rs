@@ -458,7 +458,8 @@ impl Runtime for SoftRuntime {
     }
 
     unsafe fn adopt(&self, _: DevicePtr, _: usize, _: Option<Owner>) -> Result<Allocation> {
-        let why = "is not a CUDA GPU, and only a CUDA GPU adopts memory";
+        let why = "is a software GPU, which adopts no memory; register host memory by \
+                   `Gpu::register_host`";
         Err(self.refuse("adopt memory", Kind::Foreign, why))
     }
 
