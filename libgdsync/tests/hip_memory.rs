@@ -1,13 +1,15 @@
 //! Memory on HIP, by a stand-in for libamdhip64: coarse-grained memory has no words, memory of the
-//! process and of another one is opened by IPC handles, and frees wait until streams are idle.
+//! process and of another one is opened by IPC handles, host memory is registered once, and frees wait
+//! until streams are idle.
 
 mod common;
 mod standin;
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use common::*;
-use gdsync::gpu::{Condition, DevicePtr};
+use gdsync::gpu::{Condition, DevicePtr, Word32};
 use gdsync_sys::hip::{Hip, HipResult, consts};
 use standin::{Control, Driver, HIP_LIBRARY, Variant, inside, until};
 
@@ -182,33 +184,150 @@ fn host_memory_that_is_not_coherent_has_no_words() {
     }
 }
 
+const PAGE: usize = 4096;
+
+/// Pages of the application.
+fn pages(n: usize) -> *mut u8 {
+    let layout = std::alloc::Layout::from_size_align(n * PAGE, PAGE).unwrap();
+    // SAFETY: not empty; never freed.
+    let at = unsafe { std::alloc::alloc_zeroed(layout) };
+    assert!(!at.is_null());
+    at
+}
+
+/// Registers memory for the application.
+fn register(at: *mut u8, len: usize) {
+    let flags = consts::hipHostRegisterPortable;
+    // SAFETY: pages that are never freed.
+    let made = unsafe { (hip().hipHostRegister)(at.cast(), len, flags) };
+    assert_eq!(made, HipResult::SUCCESS);
+}
+
+#[track_caller]
+fn unregister(at: *mut u8) {
+    // SAFETY: the application registered it.
+    let gone = unsafe { (hip().hipHostUnregister)(at.cast()) };
+    assert_eq!(gone, HipResult::SUCCESS);
+}
+
+/// # Safety
+/// As for `Gpu::register_host`.
+unsafe fn host(gpu: &Gpu, at: *mut u8, len: usize) -> gdsync::Result<Region> {
+    // SAFETY: the caller's promise.
+    unsafe { gpu.register_host(at, len) }
+}
+
+/// A stream that waits until 1 is stored to the word.
+fn waiting_stream(gpu: &Gpu, control: &Control) -> (Stream, Word32) {
+    let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let (stream, gate) = (gpu.stream().unwrap(), memory.word32(0).unwrap());
+    let wait = gdsync::rdma::Descriptor::wait_value(&gate, Condition::Eq, 1);
+    let waiting = control.waiting();
+    post_on(&stream, &mut [], &[wait]).unwrap();
+    until("the stream waits", || control.waiting() > waiting);
+    (stream, gate)
+}
+
+/// Fails if a call of the driver blocks in `work` behind the stream of `gate`.
+fn does_not_block(control: &Control, gate: &Word32, work: impl FnOnce() + Send) {
+    std::thread::scope(|s| {
+        let work = s.spawn(work);
+        until("it ends or blocks", || {
+            work.is_finished() || !control.blocked().is_empty()
+        });
+        let blocked = control.blocked();
+        // Lets a call that blocks return.
+        if !blocked.is_empty() {
+            gate.store(1).unwrap();
+        }
+        assert_eq!(blocked, []);
+    });
+}
+
 /// HIP would register pages twice, and end both registrations by one call: pages of the application
 /// stay the application's.
 #[test]
 fn host_memory_that_the_application_registered_stays_registered() {
-    const PAGE: usize = 4096;
     inside!(Variant::HIP7);
     let gpu = Gpu::hip(0).unwrap();
-    let layout = std::alloc::Layout::from_size_align(3 * PAGE, PAGE).unwrap();
-    // SAFETY: not empty; never freed.
-    let at = unsafe { std::alloc::alloc_zeroed(layout) };
+    let at = pages(3);
     // The last page is the library's.
     let pages = [at, at.wrapping_add(PAGE)];
     for page in pages {
-        let flags = consts::hipHostRegisterPortable;
-        // SAFETY: as above.
-        let made = unsafe { (hip().hipHostRegister)(page.cast(), PAGE, flags) };
-        assert_eq!(made, HipResult::SUCCESS);
+        register(page, PAGE);
     }
     for len in [PAGE, 3 * PAGE] {
-        // SAFETY: as above, accessed by the region alone.
-        drop(unsafe { gpu.register_host(at, len) }.unwrap());
+        // SAFETY: pages that are never freed, and accessed by the region alone.
+        drop(unsafe { host(&gpu, at, len) }.unwrap());
     }
-    for page in pages {
-        // SAFETY: registered above.
-        let gone = unsafe { (hip().hipHostUnregister)(page.cast()) };
-        assert_eq!(gone, HipResult::SUCCESS);
-    }
+    pages.into_iter().for_each(unregister);
+}
+
+/// One registration serves all GPUs until no stream of any GPU uses it, and it ends when no stream
+/// waits of the GPU that made it.
+#[test]
+fn gpus_share_a_registration() {
+    inside!(Variant::of(Driver::Hip7, None, &[("STANDIN_DEVICES", "2")]));
+    let control = Control::open();
+    let [one, two] = [0, 1].map(|n| Gpu::hip(n).unwrap());
+    let at = pages(1);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let first = unsafe { host(&one, at, PAGE) }.unwrap();
+    let dropped = Arc::new(());
+    let owner = Box::new(Arc::clone(&dropped));
+    // SAFETY: as above.
+    let second = unsafe { two.register_host_owned(at, PAGE, owner) }.unwrap();
+    let (stream, gate) = waiting_stream(&two, &control);
+    let word = second.word32(0).unwrap();
+    post_on(&stream, &mut [], &[write32(&word, 6)]).unwrap();
+    let registered = control.live()["registered"];
+    drop(first);
+    assert_eq!(control.live()["registered"], registered);
+    let (_first_stream, first_gate) = waiting_stream(&one, &control);
+    let registered = control.live()["registered"];
+    post_on(&stream, &mut [], &[write32(&word, 7)]).unwrap();
+    gate.store(1).unwrap();
+    passes(&stream);
+    assert_eq!(word.load().unwrap(), 7);
+    drop((word, second));
+    // The call would block behind the stream of the first GPU.
+    // SAFETY: as above.
+    drop(unsafe { host(&two, at, PAGE) }.unwrap());
+    assert_eq!(control.live()["registered"], registered);
+    assert_eq!(Arc::strong_count(&dropped), 2, "the memory is registered");
+    first_gate.store(1).unwrap();
+    until("the registration ends", || {
+        control.live()["registered"] == registered - 1
+    });
+    until("the owner is dropped", || Arc::strong_count(&dropped) == 1);
+    assert_eq!(control.blocked(), []);
+}
+
+/// A part that is registered before another one is refused is unregistered when no stream waits.
+#[test]
+fn a_registration_that_fails_does_not_block_behind_a_stream_that_waits() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let (_stream, gate) = waiting_stream(&gpu, &control);
+    let at = pages(3);
+    register(at.wrapping_add(PAGE), PAGE);
+    let registered = control.live()["registered"];
+    // The third page is refused, at both tries; the first one takes two.
+    control.fail("hipHostRegister", 2, 2);
+    let (at, gpu) = (at.expose_provenance(), &gpu);
+    does_not_block(&control, &gate, || {
+        let at = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: pages that are never freed.
+        let refused = unsafe { host(gpu, at, 3 * PAGE) };
+        assert_eq!(kind(refused), Some(Kind::System));
+    });
+    assert_eq!(control.live()["registered"], registered + 1);
+    gate.store(1).unwrap();
+    until("the first page is unregistered", || {
+        control.live()["registered"] == registered
+    });
+    assert_eq!(control.blocked(), []);
 }
 
 /// `hipStreamDestroy` waits for the stream's work. The library calls it for idle streams only, also if it

@@ -133,6 +133,12 @@ impl DeferredFrees {
         self.free_unused(context);
     }
 
+    /// Releases memory of another context that no stream uses any more; the poller frees it.
+    pub fn take_over(&self, what: Origin) {
+        let ends = Vec::new();
+        self.0.lock().pending.push(Deferred { what, ends });
+    }
+
     /// The current ends of all streams.
     pub fn ends(&self) -> Vec<Arc<End>> {
         // The handles are dropped after the lock is released.

@@ -8,7 +8,7 @@ use gdrcopy_sys::Gdr;
 
 use super::context::Context;
 use super::host;
-use super::pages::Units;
+use super::pages::{self, Units};
 use super::pool::Piece;
 use super::share::{self, Mapping};
 use crate::error::{Error, Kind, Result};
@@ -84,10 +84,7 @@ impl Origin {
                 Some(unit) => host::unregister(context, unit.mapping()),
                 None => Ok(()),
             },
-            Origin::Registered(units, owner) => {
-                context.pages.leave(context, &units);
-                return owner;
-            }
+            Origin::Registered(units, owner) => return pages::leave(context, units, owner),
             Origin::Mapped(mapping) => {
                 share::unmap(context, &mapping);
                 Ok(())
@@ -215,8 +212,9 @@ pub(super) unsafe fn registered(
     const OPERATION: &str = "register host memory";
     refuse_managed(context, OPERATION, ptr as u64)?;
     // SAFETY: the caller's promise.
-    let units = unsafe { context.pages.enter(context, ptr, len)? };
+    let (units, made) = unsafe { pages::enter(context, ptr, len) };
     let mut memory = Memory::new(context, ptr as u64, len, Origin::Registered(units, owner));
+    made?;
     if !same_address {
         memory.at = address_of(context, ptr as usize, memory.units())?;
     }
