@@ -196,6 +196,40 @@ fn gpus_share_a_registration() {
     assert_eq!(control.blocked(), []);
 }
 
+/// CUDA refuses an access beyond the bytes that the application registered.
+#[test]
+fn pages_that_the_application_registered_in_part_are_refused() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
+    for from in [0, 64] {
+        let at = pages(3);
+        register(at.wrapping_add(PAGE + from), 256);
+        // SAFETY: pages that are never freed.
+        let refused = unsafe { host(&gpu, at, 0, 3 * PAGE) };
+        let names = &["shares a page with a registration of the application"];
+        common::refused(refused, Kind::Unsupported, None, names);
+        // SAFETY: registered above.
+        ok(unsafe { (driver().cuMemHostUnregister)(at.wrapping_add(PAGE + from).cast()) });
+        assert_eq!(control.live()["registered"], kept);
+    }
+}
+
+/// Pages of the application in a region cost one more registration, not one for each page.
+#[test]
+fn pages_around_those_of_the_application_have_one_registration() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
+    let at = pages(64);
+    register(at.wrapping_add(10 * PAGE), 2 * PAGE);
+    // SAFETY: pages that are never freed, and accessed by the region alone.
+    let _region = unsafe { host(&gpu, at, 0, 64 * PAGE) }.unwrap();
+    assert_eq!(control.live()["registered"], kept + 3);
+}
+
 /// Registers of a device are registered as device registers, ordinary memory as ordinary memory,
 /// and memory that cannot be registered leaves no registration behind.
 #[test]

@@ -303,6 +303,54 @@ fn gpus_share_a_registration() {
     assert_eq!(control.blocked(), []);
 }
 
+/// HIP registers bytes, and the library pages: a page of which the application registered a part would
+/// have two registrations.
+#[test]
+fn pages_that_the_application_registered_in_part_are_refused() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    // A region of one page from `offset`, and the application's bytes: the first ones of the page, the
+    // last ones, those in the middle of a page, and those of a neighbour with which it shares a page.
+    for (from, len, offset) in [
+        (PAGE, 1000, PAGE),
+        (2 * PAGE - 64, 64, PAGE),
+        (PAGE + 64, 256, PAGE),
+        (64, PAGE + 1000, PAGE + 2048),
+    ] {
+        let at = pages(3);
+        let bytes = at.wrapping_add(from);
+        register(bytes, len);
+        let registered = control.live()["registered"];
+        // SAFETY: pages that are never freed, and accessed by the region alone.
+        let region = unsafe { host(&gpu, at.wrapping_add(offset), PAGE) };
+        let names = &["shares a page with a registration of the application"];
+        common::refused(region, Kind::Unsupported, None, names);
+        assert_eq!(control.live()["registered"], registered);
+        unregister(bytes);
+    }
+}
+
+/// Pages of the application in a region cost one more registration each, not one for each page.
+#[test]
+fn pages_between_those_of_the_application_have_one_registration() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let at = pages(256);
+    let of_application = [at.wrapping_add(10 * PAGE), at.wrapping_add(100 * PAGE)];
+    for page in of_application {
+        register(page, 2 * PAGE);
+    }
+    let registered = control.live()["registered"];
+    // SAFETY: pages that are never freed, and accessed by the region alone.
+    let region = unsafe { host(&gpu, at, 256 * PAGE) }.unwrap();
+    assert_eq!(control.live()["registered"], registered + 3);
+    drop(region);
+    assert_eq!(control.live()["registered"], registered);
+    of_application.into_iter().for_each(unregister);
+}
+
 /// A part that is registered before another one is refused is unregistered when no stream waits.
 #[test]
 fn a_registration_that_fails_does_not_block_behind_a_stream_that_waits() {

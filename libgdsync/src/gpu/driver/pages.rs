@@ -166,21 +166,76 @@ impl State {
     /// The memory is valid.
     unsafe fn register(&mut self, context: &Arc<Context>, pages: Range<usize>) -> Result<()> {
         let _own = context.enter_own()?;
+        let twice = context.driver.registers_twice();
         // SAFETY: the caller's promise.
-        if unsafe { register_run(context, &pages)? } {
+        if !twice && unsafe { register_run(context, &pages)? } {
             self.add(&pages, Some(context));
             return Ok(());
         }
-        // Page by page: for a run that overlaps a registration, the driver does not say which part
-        // overlaps.
-        for page in pages.step_by(PAGE) {
-            let page = page..page + PAGE;
+        for (run, registered) in runs(pages, |at| registration(context, at)).map_err(shared)? {
+            if registered.is_some() {
+                self.add(&run, None);
+                continue;
+            }
             // SAFETY: as above.
-            let ours = unsafe { register_run(context, &page)? };
-            self.add(&page, ours.then_some(context));
+            if !unsafe { register_run(context, &run)? } {
+                return Err(shared(run));
+            }
+            self.add(&run, Some(context));
+            // HIP finds an address by the last registration that begins before it.
+            if twice && registration(context, run.end - 1).is_none() {
+                return Err(shared(run));
+            }
         }
         Ok(())
     }
+}
+
+/// A run of pages, and the number of its registration; `None`: it has none.
+type Run = (Range<usize>, Option<u64>);
+
+/// Splits whole pages into runs. Fails with a page that has bytes of several registrations, or of one
+/// and of none.
+fn runs(
+    pages: Range<usize>,
+    registration: impl Fn(usize) -> Option<u64>,
+) -> Result<Vec<Run>, Range<usize>> {
+    let mut runs: Vec<Run> = Vec::new();
+    for page in pages.step_by(PAGE) {
+        let (end, number) = (page + PAGE, registration(page));
+        if registration(end - 1) != number {
+            return Err(page..end);
+        }
+        match runs.last_mut() {
+            Some((run, last)) if *last == number => run.end = end,
+            _ => runs.push((page..end, number)),
+        }
+    }
+    Ok(runs)
+}
+
+#[cold]
+fn shared(pages: Range<usize>) -> Error {
+    let Range { start, end } = pages;
+    let what = format!(
+        "the memory from {start:#x} to {end:#x} shares a page with a registration of the \
+         application that does not cover the page; register whole pages of {PAGE} bytes, or leave \
+         all registrations there to the library"
+    );
+    Error::new(OPERATION, Kind::Unsupported, what)
+}
+
+/// The number of the registration of the byte at `at`; `None`: it has none.
+fn registration(context: &Context, at: usize) -> Option<u64> {
+    let (mut host, mut number) = (std::ptr::null_mut(), 0);
+    // SAFETY: stores an address.
+    let _ = unsafe { context.driver.host_pointer(&mut host, at as u64) };
+    if host.is_null() {
+        return None;
+    }
+    // SAFETY: stores a number.
+    let _ = unsafe { context.driver.buffer_id(&mut number, at as u64) };
+    Some(number)
 }
 
 fn unregister(context: &Context, start: usize) -> Result<()> {
@@ -195,15 +250,6 @@ fn unregister(context: &Context, start: usize) -> Result<()> {
 /// # Safety
 /// The memory is valid.
 unsafe fn register_run(context: &Context, pages: &Range<usize>) -> Result<bool> {
-    let is_known = |page: usize| {
-        let mut host = std::ptr::null_mut();
-        // SAFETY: stores an address.
-        let _ = unsafe { context.driver.host_pointer(&mut host, page as u64) };
-        !host.is_null()
-    };
-    if context.driver.registers_twice() && pages.clone().step_by(PAGE).any(is_known) {
-        return Ok(false);
-    }
     // The first try is for device registers; the driver refuses ordinary memory there and accepts
     // it at the second try.
     for registers in [true, false] {
@@ -218,4 +264,35 @@ unsafe fn register_run(context: &Context, pages: &Range<usize>) -> Result<bool> 
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages 1 and 2 have one registration, page 3 another one.
+    #[test]
+    fn pages_of_one_registration_are_one_run() {
+        let number = |at: usize| match at / PAGE {
+            1 | 2 => Some(7),
+            3 => Some(8),
+            _ => None,
+        };
+        let found = runs(0..6 * PAGE, number).unwrap();
+        let found: Vec<_> = found
+            .into_iter()
+            .map(|(run, number)| (run.start / PAGE, run.end / PAGE, number))
+            .collect();
+        let expected = [(0, 1, None), (1, 3, Some(7)), (3, 4, Some(8)), (4, 6, None)];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_page_of_two_registrations_is_found() {
+        let page = PAGE..2 * PAGE;
+        for (first, last) in [(None, Some(7)), (Some(7), None), (Some(7), Some(8))] {
+            let number = |at: usize| if at < page.end - 1000 { first } else { last };
+            assert_eq!(runs(0..3 * PAGE, number), Err(page.clone()));
+        }
+    }
 }
