@@ -230,6 +230,43 @@ fn pages_around_those_of_the_application_have_one_registration() {
     assert_eq!(control.live()["registered"], kept + 3);
 }
 
+/// The driver refuses a copy of memory that has two registrations. In a graph, too.
+#[test]
+fn copies_work_over_several_registrations() {
+    inside!(Variant::default());
+    let gpu = Gpu::cuda(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    let device = gpu.alloc(MemoryKind::Device, 4 * PAGE).unwrap();
+    let at = pages(4);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let (_first, region) = unsafe { (host(&gpu, at, 0, 2 * PAGE), host(&gpu, at, 0, 4 * PAGE)) };
+    let (region, span) = (region.unwrap(), |region: &Region| region.span(64, 3 * PAGE));
+    let to = || stream.copy(&span(&device).unwrap(), &span(&region).unwrap());
+    let from = || stream.copy(&span(&region).unwrap(), &span(&device).unwrap());
+    let fill = |byte| region.write(0, &[byte; 4 * PAGE]).unwrap();
+    let check = |byte| {
+        passes(&stream);
+        let mut bytes = vec![0; 3 * PAGE];
+        region.read(64, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|found| *found == byte));
+    };
+    fill(7);
+    to().unwrap();
+    passes(&stream);
+    fill(8);
+    from().unwrap();
+    check(7);
+    stream.begin_capture().unwrap();
+    to().unwrap();
+    let graph = stream.end_capture().unwrap();
+    fill(9);
+    graph.launch(&stream).unwrap();
+    passes(&stream);
+    fill(8);
+    from().unwrap();
+    check(9);
+}
+
 /// Registers of a device are registered as device registers, ordinary memory as ordinary memory,
 /// and memory that cannot be registered leaves no registration behind.
 #[test]

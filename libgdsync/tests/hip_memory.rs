@@ -378,6 +378,47 @@ fn a_registration_that_fails_does_not_block_behind_a_stream_that_waits() {
     assert_eq!(control.blocked(), []);
 }
 
+/// The driver refuses a copy of memory that has two registrations.
+#[test]
+fn copies_and_words_work_over_several_registrations() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let stream = gpu.stream().unwrap();
+    let device = gpu.alloc(MemoryKind::Device, 3 * PAGE).unwrap();
+    let at = pages(4);
+    register(at, PAGE);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let _second = unsafe { host(&gpu, at.wrapping_add(2 * PAGE), PAGE) }.unwrap();
+    // SAFETY: as above. Pages 1 and 3 get registrations.
+    let region = unsafe { host(&gpu, at.wrapping_add(PAGE / 2), 3 * PAGE) }.unwrap();
+    // In front of each edge and behind it.
+    let words: Vec<_> = [PAGE / 2, 3 * PAGE / 2, 5 * PAGE / 2]
+        .into_iter()
+        .flat_map(|edge| [region.word32(edge - 4), region.word32(edge)])
+        .map(Result::unwrap)
+        .collect();
+    let writes: Vec<_> = (1..)
+        .zip(&words)
+        .map(|(n, word)| write32(word, n))
+        .collect();
+    post_on(&stream, &mut [], &writes).unwrap();
+    let span = |region: &Region| region.span(0, 3 * PAGE).unwrap();
+    stream.copy(&span(&device), &span(&region)).unwrap();
+    passes(&stream);
+    assert!((1..).zip(&words).all(|(n, word)| word.load().unwrap() == n));
+    region.write(0, &[0; 3 * PAGE]).unwrap();
+    stream.copy(&span(&region), &span(&device)).unwrap();
+    passes(&stream);
+    assert!((1..).zip(&words).all(|(n, word)| word.load().unwrap() == n));
+    // A copy within one registration is the driver's.
+    control.record(true);
+    let part = |region: &Region| region.span(PAGE / 2, PAGE).unwrap();
+    stream.copy(&part(&region), &part(&device)).unwrap();
+    passes(&stream);
+    assert!(control.calls().contains("hipMemcpy"));
+}
+
 /// `hipStreamDestroy` waits for the stream's work. The library calls it for idle streams only, also if it
 /// drops more streams than the pool of CUDA's keeps, whose hardware queue another stream holds.
 #[test]

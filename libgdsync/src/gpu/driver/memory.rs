@@ -1,5 +1,6 @@
 //! Memory of a driver: device, pinned, registered, mapped, of other processes, of the application.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
@@ -23,6 +24,8 @@ pub(crate) struct Memory {
     at: u64,
     len: usize,
     origin: Origin,
+    /// The offsets at which another registration begins.
+    edges: Vec<usize>,
     /// Whether streams, NICs and other GPUs may access its words while kernels run.
     words: bool,
 }
@@ -115,6 +118,7 @@ impl Memory {
             at,
             len,
             origin,
+            edges: Vec::new(),
             words: true,
         }
     }
@@ -213,8 +217,13 @@ pub(super) unsafe fn registered(
     refuse_managed(context, OPERATION, ptr as u64)?;
     // SAFETY: the caller's promise.
     let (units, made) = unsafe { pages::enter(context, ptr, len) };
+    let edges = units
+        .iter()
+        .filter_map(|unit| unit.checked_sub(ptr as usize));
+    let edges = edges.filter(|edge| *edge > 0).collect();
     let mut memory = Memory::new(context, ptr as u64, len, Origin::Registered(units, owner));
     made?;
+    memory.edges = edges;
     if !same_address {
         memory.at = address_of(context, ptr as usize, memory.units())?;
     }
@@ -368,6 +377,13 @@ impl Backing for Memory {
             self.context.name()
         );
         Err(Error::new("create word", Kind::Unsupported, what))
+    }
+
+    fn is_whole(&self, span: Range<usize>) -> bool {
+        !self
+            .edges
+            .iter()
+            .any(|edge| span.contains(edge) && *edge > span.start)
     }
 
     fn share(&self) -> Result<SharedMemory> {
