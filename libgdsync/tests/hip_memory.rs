@@ -448,6 +448,41 @@ fn dropped_streams_do_not_block_behind_a_stream_that_waits() {
     assert_eq!(control.blocked(), []);
 }
 
+/// Whether an event can be recorded for the end of a busy stream or not: its drop does not destroy it.
+#[test]
+fn a_busy_stream_without_an_event_is_not_destroyed() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let (captured, gate) = waiting_stream(&gpu, &control);
+    captured.begin_capture().unwrap();
+    does_not_block(&control, &gate, || drop(captured));
+    let (stream, other) = waiting_stream(&gpu, &control);
+    control.fail("hipEventCreateWithFlags", 2, 0);
+    does_not_block(&control, &other, || drop(stream));
+    control.fail("hipEventCreateWithFlags", 0, 0);
+    does_not_block(&control, &gate, || drop(gpu.stream().unwrap()));
+    gate.store(1).unwrap();
+    other.store(1).unwrap();
+}
+
+/// Streams that were dropped while they were busy are destroyed without a call of the application.
+#[test]
+fn dropped_streams_are_destroyed_when_their_work_has_ended() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let streams = control.live()["streams"];
+    let (stream, gate) = waiting_stream(&gpu, &control);
+    drop(stream);
+    assert_eq!(control.live()["streams"], streams + 1);
+    gate.store(1).unwrap();
+    until("the stream is destroyed", || {
+        control.live()["streams"] == streams
+    });
+    assert_eq!(control.blocked(), []);
+}
+
 /// A GPU with a register for flushes: the CPU writes it, for itself and for a stream.
 #[test]
 fn register_flushes_writes_of_nics() {
