@@ -1,5 +1,6 @@
 //! Host memory of the application on CUDA, by a stand-in for libcuda: registered repeatedly,
-//! overlapping, dropped while a stream waits, of a device, and unmapped addresses.
+//! overlapping, by two GPUs, in part by the application, dropped while a stream waits, of a device,
+//! and unmapped addresses.
 
 #[path = "common/application.rs"]
 mod application;
@@ -145,12 +146,8 @@ fn host_memory_that_the_application_registered() {
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
     let kept = kept(&gpu, &control);
-    make_current(retained());
     let at = pages(4);
-    let cuda = driver();
-    let flags = consts::CU_MEMHOSTREGISTER_PORTABLE;
-    // SAFETY: pages that are never freed.
-    ok(unsafe { (cuda.cuMemHostRegister_v2)(at.cast(), 4 * PAGE, flags) });
+    register(at, 4 * PAGE);
     // SAFETY: as above, accessed by the region alone.
     let region = unsafe { host(&gpu, at, PAGE, PAGE) }.unwrap();
     let stream = gpu.stream().unwrap();
@@ -159,7 +156,115 @@ fn host_memory_that_the_application_registered() {
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(control.live()["registered"], kept + 1);
     // SAFETY: registered above.
-    ok(unsafe { (cuda.cuMemHostUnregister)(at.cast()) });
+    ok(unsafe { (driver().cuMemHostUnregister)(at.cast()) });
+}
+
+/// Registers memory for the application, in its context.
+fn register(at: *mut u8, len: usize) {
+    make_current(retained());
+    let flags = consts::CU_MEMHOSTREGISTER_PORTABLE;
+    // SAFETY: pages that are never freed.
+    ok(unsafe { (driver().cuMemHostRegister_v2)(at.cast(), len, flags) });
+}
+
+/// One registration serves all GPUs until no stream of any GPU uses it.
+#[test]
+fn gpus_share_a_registration() {
+    inside!(Variant::env(&[("STANDIN_DEVICES", "2")]));
+    let control = Control::open();
+    let [one, two] = [0, 1].map(|n| Gpu::cuda(n).unwrap());
+    let kept = [&one, &two].map(|gpu| kept(gpu, &control))[1];
+    let at = pages(1);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let [first, second] = [&one, &two].map(|gpu| unsafe { host(gpu, at, 0, PAGE) }.unwrap());
+    assert_eq!(control.live()["registered"], kept + 1);
+    let stream = two.stream().unwrap();
+    let gate = gate(&two, &stream);
+    write(&two, &stream, &second, 0, 6);
+    until("it waits", || control.waiting() == 1);
+    drop(first);
+    assert_eq!(control.live()["registered"], kept + 1);
+    write(&two, &stream, &second, 64, 7);
+    gate.store(1).unwrap();
+    passes(&stream);
+    let words = [0, 64].map(|at| second.word32(at).unwrap().load().unwrap());
+    assert_eq!(words, [6, 7]);
+    drop(second);
+    until("the registration ends", || {
+        control.live()["registered"] == kept
+    });
+    assert_eq!(control.blocked(), []);
+}
+
+/// CUDA refuses an access beyond the bytes that the application registered.
+#[test]
+fn pages_that_the_application_registered_in_part_are_refused() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
+    for from in [0, 64] {
+        let at = pages(3);
+        register(at.wrapping_add(PAGE + from), 256);
+        // SAFETY: pages that are never freed.
+        let refused = unsafe { host(&gpu, at, 0, 3 * PAGE) };
+        let names = &["shares a page with a registration of the application"];
+        common::refused(refused, Kind::Unsupported, None, names);
+        // SAFETY: registered above.
+        ok(unsafe { (driver().cuMemHostUnregister)(at.wrapping_add(PAGE + from).cast()) });
+        assert_eq!(control.live()["registered"], kept);
+    }
+}
+
+/// Pages of the application in a region cost one more registration, not one for each page.
+#[test]
+fn pages_around_those_of_the_application_have_one_registration() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let kept = kept(&gpu, &control);
+    let at = pages(64);
+    register(at.wrapping_add(10 * PAGE), 2 * PAGE);
+    // SAFETY: pages that are never freed, and accessed by the region alone.
+    let _region = unsafe { host(&gpu, at, 0, 64 * PAGE) }.unwrap();
+    assert_eq!(control.live()["registered"], kept + 3);
+}
+
+/// The driver refuses a copy of memory that has two registrations. In a graph, too.
+#[test]
+fn copies_work_over_several_registrations() {
+    inside!(Variant::default());
+    let gpu = Gpu::cuda(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    let device = gpu.alloc(MemoryKind::Device, 4 * PAGE).unwrap();
+    let at = pages(4);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let (_first, region) = unsafe { (host(&gpu, at, 0, 2 * PAGE), host(&gpu, at, 0, 4 * PAGE)) };
+    let (region, span) = (region.unwrap(), |region: &Region| region.span(64, 3 * PAGE));
+    let to = || stream.copy(&span(&device).unwrap(), &span(&region).unwrap());
+    let from = || stream.copy(&span(&region).unwrap(), &span(&device).unwrap());
+    let fill = |byte| region.write(0, &[byte; 4 * PAGE]).unwrap();
+    let check = |byte| {
+        passes(&stream);
+        let mut bytes = vec![0; 3 * PAGE];
+        region.read(64, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|found| *found == byte));
+    };
+    fill(7);
+    to().unwrap();
+    passes(&stream);
+    fill(8);
+    from().unwrap();
+    check(7);
+    stream.begin_capture().unwrap();
+    to().unwrap();
+    let graph = stream.end_capture().unwrap();
+    fill(9);
+    graph.launch(&stream).unwrap();
+    passes(&stream);
+    fill(8);
+    from().unwrap();
+    check(9);
 }
 
 /// Registers of a device are registered as device registers, ordinary memory as ordinary memory,

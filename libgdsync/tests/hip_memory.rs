@@ -1,13 +1,15 @@
 //! Memory on HIP, by a stand-in for libamdhip64: coarse-grained memory has no words, memory of the
-//! process and of another one is opened by IPC handles, and frees wait until streams are idle.
+//! process and of another one is opened by IPC handles, host memory is registered once, and frees wait
+//! until streams are idle.
 
 mod common;
 mod standin;
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use common::*;
-use gdsync::gpu::{Condition, DevicePtr};
+use gdsync::gpu::{Condition, DevicePtr, Word32};
 use gdsync_sys::hip::{Hip, HipResult, consts};
 use standin::{Control, Driver, HIP_LIBRARY, Variant, inside, until};
 
@@ -182,33 +184,239 @@ fn host_memory_that_is_not_coherent_has_no_words() {
     }
 }
 
+const PAGE: usize = 4096;
+
+/// Pages of the application.
+fn pages(n: usize) -> *mut u8 {
+    let layout = std::alloc::Layout::from_size_align(n * PAGE, PAGE).unwrap();
+    // SAFETY: not empty; never freed.
+    let at = unsafe { std::alloc::alloc_zeroed(layout) };
+    assert!(!at.is_null());
+    at
+}
+
+/// Registers memory for the application.
+fn register(at: *mut u8, len: usize) {
+    let flags = consts::hipHostRegisterPortable;
+    // SAFETY: pages that are never freed.
+    let made = unsafe { (hip().hipHostRegister)(at.cast(), len, flags) };
+    assert_eq!(made, HipResult::SUCCESS);
+}
+
+#[track_caller]
+fn unregister(at: *mut u8) {
+    // SAFETY: the application registered it.
+    let gone = unsafe { (hip().hipHostUnregister)(at.cast()) };
+    assert_eq!(gone, HipResult::SUCCESS);
+}
+
+/// # Safety
+/// As for `Gpu::register_host`.
+unsafe fn host(gpu: &Gpu, at: *mut u8, len: usize) -> gdsync::Result<Region> {
+    // SAFETY: the caller's promise.
+    unsafe { gpu.register_host(at, len) }
+}
+
+/// A stream that waits until 1 is stored to the word.
+fn waiting_stream(gpu: &Gpu, control: &Control) -> (Stream, Word32) {
+    let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let (stream, gate) = (gpu.stream().unwrap(), memory.word32(0).unwrap());
+    let wait = gdsync::rdma::Descriptor::wait_value(&gate, Condition::Eq, 1);
+    let waiting = control.waiting();
+    post_on(&stream, &mut [], &[wait]).unwrap();
+    until("the stream waits", || control.waiting() > waiting);
+    (stream, gate)
+}
+
+/// Fails if a call of the driver blocks in `work` behind the stream of `gate`.
+fn does_not_block(control: &Control, gate: &Word32, work: impl FnOnce() + Send) {
+    std::thread::scope(|s| {
+        let work = s.spawn(work);
+        until("it ends or blocks", || {
+            work.is_finished() || !control.blocked().is_empty()
+        });
+        let blocked = control.blocked();
+        // Lets a call that blocks return.
+        if !blocked.is_empty() {
+            gate.store(1).unwrap();
+        }
+        assert_eq!(blocked, []);
+    });
+}
+
 /// HIP would register pages twice, and end both registrations by one call: pages of the application
 /// stay the application's.
 #[test]
 fn host_memory_that_the_application_registered_stays_registered() {
-    const PAGE: usize = 4096;
     inside!(Variant::HIP7);
     let gpu = Gpu::hip(0).unwrap();
-    let layout = std::alloc::Layout::from_size_align(3 * PAGE, PAGE).unwrap();
-    // SAFETY: not empty; never freed.
-    let at = unsafe { std::alloc::alloc_zeroed(layout) };
+    let at = pages(3);
     // The last page is the library's.
     let pages = [at, at.wrapping_add(PAGE)];
     for page in pages {
-        let flags = consts::hipHostRegisterPortable;
-        // SAFETY: as above.
-        let made = unsafe { (hip().hipHostRegister)(page.cast(), PAGE, flags) };
-        assert_eq!(made, HipResult::SUCCESS);
+        register(page, PAGE);
     }
     for len in [PAGE, 3 * PAGE] {
-        // SAFETY: as above, accessed by the region alone.
-        drop(unsafe { gpu.register_host(at, len) }.unwrap());
+        // SAFETY: pages that are never freed, and accessed by the region alone.
+        drop(unsafe { host(&gpu, at, len) }.unwrap());
     }
-    for page in pages {
-        // SAFETY: registered above.
-        let gone = unsafe { (hip().hipHostUnregister)(page.cast()) };
-        assert_eq!(gone, HipResult::SUCCESS);
+    pages.into_iter().for_each(unregister);
+}
+
+/// One registration serves all GPUs until no stream of any GPU uses it, and it ends when no stream
+/// waits of the GPU that made it.
+#[test]
+fn gpus_share_a_registration() {
+    inside!(Variant::of(Driver::Hip7, None, &[("STANDIN_DEVICES", "2")]));
+    let control = Control::open();
+    let [one, two] = [0, 1].map(|n| Gpu::hip(n).unwrap());
+    let at = pages(1);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let first = unsafe { host(&one, at, PAGE) }.unwrap();
+    let dropped = Arc::new(());
+    let owner = Box::new(Arc::clone(&dropped));
+    // SAFETY: as above.
+    let second = unsafe { two.register_host_owned(at, PAGE, owner) }.unwrap();
+    let (stream, gate) = waiting_stream(&two, &control);
+    let word = second.word32(0).unwrap();
+    post_on(&stream, &mut [], &[write32(&word, 6)]).unwrap();
+    let registered = control.live()["registered"];
+    drop(first);
+    assert_eq!(control.live()["registered"], registered);
+    let (_first_stream, first_gate) = waiting_stream(&one, &control);
+    let registered = control.live()["registered"];
+    post_on(&stream, &mut [], &[write32(&word, 7)]).unwrap();
+    gate.store(1).unwrap();
+    passes(&stream);
+    assert_eq!(word.load().unwrap(), 7);
+    drop((word, second));
+    // The call would block behind the stream of the first GPU.
+    // SAFETY: as above.
+    drop(unsafe { host(&two, at, PAGE) }.unwrap());
+    assert_eq!(control.live()["registered"], registered);
+    assert_eq!(Arc::strong_count(&dropped), 2, "the memory is registered");
+    first_gate.store(1).unwrap();
+    until("the registration ends", || {
+        control.live()["registered"] == registered - 1
+    });
+    until("the owner is dropped", || Arc::strong_count(&dropped) == 1);
+    assert_eq!(control.blocked(), []);
+}
+
+/// HIP registers bytes, and the library pages: a page of which the application registered a part would
+/// have two registrations.
+#[test]
+fn pages_that_the_application_registered_in_part_are_refused() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    // A region of one page from `offset`, and the application's bytes: the first ones of the page, the
+    // last ones, those in the middle of a page, and those of a neighbour with which it shares a page.
+    for (from, len, offset) in [
+        (PAGE, 1000, PAGE),
+        (2 * PAGE - 64, 64, PAGE),
+        (PAGE + 64, 256, PAGE),
+        (64, PAGE + 1000, PAGE + 2048),
+    ] {
+        let at = pages(3);
+        let bytes = at.wrapping_add(from);
+        register(bytes, len);
+        let registered = control.live()["registered"];
+        // SAFETY: pages that are never freed, and accessed by the region alone.
+        let region = unsafe { host(&gpu, at.wrapping_add(offset), PAGE) };
+        let names = &["shares a page with a registration of the application"];
+        common::refused(region, Kind::Unsupported, None, names);
+        assert_eq!(control.live()["registered"], registered);
+        unregister(bytes);
     }
+}
+
+/// Pages of the application in a region cost one more registration each, not one for each page.
+#[test]
+fn pages_between_those_of_the_application_have_one_registration() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let at = pages(256);
+    let of_application = [at.wrapping_add(10 * PAGE), at.wrapping_add(100 * PAGE)];
+    for page in of_application {
+        register(page, 2 * PAGE);
+    }
+    let registered = control.live()["registered"];
+    // SAFETY: pages that are never freed, and accessed by the region alone.
+    let region = unsafe { host(&gpu, at, 256 * PAGE) }.unwrap();
+    assert_eq!(control.live()["registered"], registered + 3);
+    drop(region);
+    assert_eq!(control.live()["registered"], registered);
+    of_application.into_iter().for_each(unregister);
+}
+
+/// A part that is registered before another one is refused is unregistered when no stream waits.
+#[test]
+fn a_registration_that_fails_does_not_block_behind_a_stream_that_waits() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let (_stream, gate) = waiting_stream(&gpu, &control);
+    let at = pages(3);
+    register(at.wrapping_add(PAGE), PAGE);
+    let registered = control.live()["registered"];
+    // The third page is refused, at both tries; the first one takes two.
+    control.fail("hipHostRegister", 2, 2);
+    let (at, gpu) = (at.expose_provenance(), &gpu);
+    does_not_block(&control, &gate, || {
+        let at = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: pages that are never freed.
+        let refused = unsafe { host(gpu, at, 3 * PAGE) };
+        assert_eq!(kind(refused), Some(Kind::System));
+    });
+    assert_eq!(control.live()["registered"], registered + 1);
+    gate.store(1).unwrap();
+    until("the first page is unregistered", || {
+        control.live()["registered"] == registered
+    });
+    assert_eq!(control.blocked(), []);
+}
+
+/// The driver refuses a copy of memory that has two registrations.
+#[test]
+fn copies_and_words_work_over_several_registrations() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let stream = gpu.stream().unwrap();
+    let device = gpu.alloc(MemoryKind::Device, 3 * PAGE).unwrap();
+    let at = pages(4);
+    register(at, PAGE);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let _second = unsafe { host(&gpu, at.wrapping_add(2 * PAGE), PAGE) }.unwrap();
+    // SAFETY: as above. Pages 1 and 3 get registrations.
+    let region = unsafe { host(&gpu, at.wrapping_add(PAGE / 2), 3 * PAGE) }.unwrap();
+    // In front of each edge and behind it.
+    let words: Vec<_> = [PAGE / 2, 3 * PAGE / 2, 5 * PAGE / 2]
+        .into_iter()
+        .flat_map(|edge| [region.word32(edge - 4), region.word32(edge)])
+        .map(Result::unwrap)
+        .collect();
+    let writes: Vec<_> = (1..)
+        .zip(&words)
+        .map(|(n, word)| write32(word, n))
+        .collect();
+    post_on(&stream, &mut [], &writes).unwrap();
+    let span = |region: &Region| region.span(0, 3 * PAGE).unwrap();
+    stream.copy(&span(&device), &span(&region)).unwrap();
+    passes(&stream);
+    assert!((1..).zip(&words).all(|(n, word)| word.load().unwrap() == n));
+    region.write(0, &[0; 3 * PAGE]).unwrap();
+    stream.copy(&span(&region), &span(&device)).unwrap();
+    passes(&stream);
+    assert!((1..).zip(&words).all(|(n, word)| word.load().unwrap() == n));
+    // A copy within one registration is the driver's.
+    control.record(true);
+    let part = |region: &Region| region.span(PAGE / 2, PAGE).unwrap();
+    stream.copy(&part(&region), &part(&device)).unwrap();
+    passes(&stream);
+    assert!(control.calls().contains("hipMemcpy"));
 }
 
 /// `hipStreamDestroy` waits for the stream's work. The library calls it for idle streams only, also if it
@@ -236,6 +444,41 @@ fn dropped_streams_do_not_block_behind_a_stream_that_waits() {
     until("the streams are idle", || {
         drop(gpu.stream().unwrap());
         control.live()["commands"] == 0
+    });
+    assert_eq!(control.blocked(), []);
+}
+
+/// Whether an event can be recorded for the end of a busy stream or not: its drop does not destroy it.
+#[test]
+fn a_busy_stream_without_an_event_is_not_destroyed() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let (captured, gate) = waiting_stream(&gpu, &control);
+    captured.begin_capture().unwrap();
+    does_not_block(&control, &gate, || drop(captured));
+    let (stream, other) = waiting_stream(&gpu, &control);
+    control.fail("hipEventCreateWithFlags", 2, 0);
+    does_not_block(&control, &other, || drop(stream));
+    control.fail("hipEventCreateWithFlags", 0, 0);
+    does_not_block(&control, &gate, || drop(gpu.stream().unwrap()));
+    gate.store(1).unwrap();
+    other.store(1).unwrap();
+}
+
+/// Streams that were dropped while they were busy are destroyed without a call of the application.
+#[test]
+fn dropped_streams_are_destroyed_when_their_work_has_ended() {
+    inside!(Variant::HIP7);
+    let gpu = Gpu::hip(0).unwrap();
+    let control = Control::open();
+    let streams = control.live()["streams"];
+    let (stream, gate) = waiting_stream(&gpu, &control);
+    drop(stream);
+    assert_eq!(control.live()["streams"], streams + 1);
+    gate.store(1).unwrap();
+    until("the stream is destroyed", || {
+        control.live()["streams"] == streams
     });
     assert_eq!(control.blocked(), []);
 }

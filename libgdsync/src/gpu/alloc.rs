@@ -65,6 +65,11 @@ impl Gpu {
     /// reach the region: handles, registrations, requests in flight, and streams with enqueued
     /// operations. No Rust reference to the memory is used while devices may write to it.
     ///
+    /// Registrations with the driver (`cuMemHostRegister`, `hipHostRegister`) of the pages of the
+    /// memory stay as they are for the same time: those that the application made stay, and it makes no
+    /// others. (HIP registers memory a second time without an error, and then one call ends both
+    /// registrations.) Another region of the same memory is possible, also on another GPU.
+    ///
     /// The library holds a region longer than the caller's last handle, and the caller cannot
     /// observe for how long. Therefore this call is for memory that stays allocated until the
     /// process ends. [`Gpu::register_host_owned`] reports when the memory is unused, and
@@ -73,7 +78,9 @@ impl Gpu {
     /// # Errors
     /// `Invalid` for a null pointer, length 0 or a range that is not mapped; on a software GPU also
     /// for a range that overlaps another registration. `Unsupported` for that overlap on a CUDA GPU
-    /// that accesses host memory at other addresses than the CPU; `System` if the runtime refuses.
+    /// that accesses host memory at other addresses than the CPU, and for a page of which the
+    /// application has registered a part; `System` if the runtime refuses. Then the library may hold
+    /// pages that it has registered until streams have run the work enqueued by then.
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Region> {
         // SAFETY: the caller's promise.
         unsafe { self.register_with(ptr, len, None) }
@@ -85,7 +92,8 @@ impl Gpu {
     ///
     /// # Safety
     /// `ptr` is valid for reads and writes of `len` bytes until `owner` is dropped. No Rust
-    /// reference to the memory is used while devices may write to it.
+    /// reference to the memory is used while devices may write to it. Until then, registrations of
+    /// its pages with the driver stay as they are, as for [`Gpu::register_host`].
     ///
     /// # Errors
     /// As [`Gpu::register_host`]; the library drops `owner`.

@@ -525,6 +525,12 @@ impl Span {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+
+    /// See [`Backing::is_whole`].
+    pub(super) fn is_whole(&self) -> bool {
+        let span = self.offset..self.offset + self.len;
+        self.region.backing().is_whole(span)
+    }
 }
 
 impl fmt::Debug for Span {

@@ -9,6 +9,7 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -169,6 +170,10 @@ pub(crate) trait Backing: Any + Send + Sync {
     /// Refuses memory whose words streams, NICs and other GPUs cannot access while kernels run.
     fn check_words(&self) -> Result<()> {
         Ok(())
+    }
+    /// Whether one registration with the driver has these bytes, as a copy by an engine needs.
+    fn is_whole(&self, _span: Range<usize>) -> bool {
+        true
     }
     /// See [`Region::share`](super::Region::share).
     fn share(&self) -> Result<SharedMemory>;

@@ -600,8 +600,9 @@ impl Stream {
     }
 
     /// Enqueues a copy between two spans of equal length that do not overlap. A copy within host
-    /// memory runs as a kernel on CUDA, because the driver would block the caller until the stream
-    /// reaches the copy.
+    /// memory runs as a kernel on CUDA and HIP, because the driver would block the caller until the
+    /// stream reaches the copy. So does a copy of host memory that has several registrations,
+    /// because the driver refuses it.
     ///
     /// # Errors
     /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `Unsupported` if the
@@ -633,10 +634,10 @@ impl Stream {
             from: from.addr(),
             len: to.len() as u64,
         };
-        let host = [to, from]
-            .iter()
-            .all(|span| span.region().kind() == MemoryKind::Pinned);
-        if host && self.gpu().runtime().host_copy_blocks() {
+        let spans = [to, from];
+        let host = |span: &&Span| span.region().kind() == MemoryKind::Pinned;
+        let blocks = spans.iter().all(host) && self.gpu().runtime().host_copy_blocks();
+        if blocks || !spans.iter().all(|span| span.is_whole()) {
             let blocks = transfer.len.div_ceil(16 * u64::from(SHAPE.0));
             let dims = Dims::linear(blocks.clamp(1, SHAPE.1) as u32, SHAPE.0);
             return self.launch_own(Entry::Transfer, dims, transfer.bytes());

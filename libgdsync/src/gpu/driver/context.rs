@@ -19,7 +19,6 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockE
 use super::calls::{Called, Driver, Handle, MISSING};
 use super::deferred::{self, DeferredFrees};
 use super::engine::Engine;
-use super::pages::HostPages;
 use super::pool::DevicePool;
 use super::stream_pool::StreamPool;
 use crate::error::{Error, Kind, Result};
@@ -35,7 +34,6 @@ pub(crate) struct Context {
     own: Handle,
     pub engine: Engine,
     pub deferred: DeferredFrees,
-    pub pages: HostPages,
     pub pool: DevicePool,
     pub host: HostPool,
     pub streams: StreamPool,
@@ -111,7 +109,6 @@ impl Context {
             own: app,
             engine: Engine::default(),
             deferred: DeferredFrees::default(),
-            pages: HostPages::default(),
             pool: DevicePool::default(),
             host: HostPool::default(),
             streams: StreamPool::default(),

@@ -133,6 +133,12 @@ impl DeferredFrees {
         self.free_unused(context);
     }
 
+    /// Releases memory of another context that no stream uses any more; the poller frees it.
+    pub fn take_over(&self, what: Origin) {
+        let ends = Vec::new();
+        self.0.lock().pending.push(Deferred { what, ends });
+    }
+
     /// The current ends of all streams.
     pub fn ends(&self) -> Vec<Arc<End>> {
         // The handles are dropped after the lock is released.
@@ -231,7 +237,7 @@ fn try_dispose((context, owner): Task) -> Option<Task> {
     Some((context, owner))
 }
 
-/// Runs the deferred frees of one context, on the driver's watch lane.
+/// Runs the deferred frees of one context, and destroys its idle streams, on the driver's watch lane.
 pub(super) struct Poller(pub Arc<Context>);
 
 impl Machine for Poller {
@@ -239,6 +245,7 @@ impl Machine for Poller {
         if !self.0.deferred.is_empty() {
             self.0.deferred.free_unused(&self.0);
         }
+        self.0.streams.reap(&self.0);
         Step::IdleUntil(Some(now + LOOK))
     }
 

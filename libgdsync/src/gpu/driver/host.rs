@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::context::Context;
 use super::memory::{Memory, Origin};
+use super::pages;
 use crate::error::Result;
 use crate::gpu::host::{self, Mapping};
 use crate::gpu::runtime::Allocation;
@@ -13,7 +14,7 @@ use crate::gpu::runtime::Allocation;
 /// Registers a mapping for all contexts; returns the GPU's address of it.
 fn register(context: &Context, operation: &'static str, mapping: &Mapping) -> Result<u64> {
     // The new mapping may have addresses of memory of the application whose registration is unused.
-    context.deferred.free_unused(context);
+    pages::free_unused(context);
     let at = mapping.base().as_ptr().cast();
     let _own = context.enter_own()?;
     // SAFETY: the mapping stays until it is unregistered.

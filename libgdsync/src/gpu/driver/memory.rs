@@ -1,5 +1,6 @@
 //! Memory of a driver: device, pinned, registered, mapped, of other processes, of the application.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
@@ -8,7 +9,7 @@ use gdrcopy_sys::Gdr;
 
 use super::context::Context;
 use super::host;
-use super::pages::Units;
+use super::pages::{self, Units};
 use super::pool::Piece;
 use super::share::{self, Mapping};
 use crate::error::{Error, Kind, Result};
@@ -23,6 +24,8 @@ pub(crate) struct Memory {
     at: u64,
     len: usize,
     origin: Origin,
+    /// The offsets at which another registration begins.
+    edges: Vec<usize>,
     /// Whether streams, NICs and other GPUs may access its words while kernels run.
     words: bool,
 }
@@ -84,10 +87,7 @@ impl Origin {
                 Some(unit) => host::unregister(context, unit.mapping()),
                 None => Ok(()),
             },
-            Origin::Registered(units, owner) => {
-                context.pages.leave(context, &units);
-                return owner;
-            }
+            Origin::Registered(units, owner) => return pages::leave(context, units, owner),
             Origin::Mapped(mapping) => {
                 share::unmap(context, &mapping);
                 Ok(())
@@ -118,6 +118,7 @@ impl Memory {
             at,
             len,
             origin,
+            edges: Vec::new(),
             words: true,
         }
     }
@@ -215,8 +216,14 @@ pub(super) unsafe fn registered(
     const OPERATION: &str = "register host memory";
     refuse_managed(context, OPERATION, ptr as u64)?;
     // SAFETY: the caller's promise.
-    let units = unsafe { context.pages.enter(context, ptr, len)? };
+    let (units, made) = unsafe { pages::enter(context, ptr, len) };
+    let edges = units
+        .iter()
+        .filter_map(|unit| unit.checked_sub(ptr as usize));
+    let edges = edges.filter(|edge| *edge > 0).collect();
     let mut memory = Memory::new(context, ptr as u64, len, Origin::Registered(units, owner));
+    made?;
+    memory.edges = edges;
     if !same_address {
         memory.at = address_of(context, ptr as usize, memory.units())?;
     }
@@ -370,6 +377,13 @@ impl Backing for Memory {
             self.context.name()
         );
         Err(Error::new("create word", Kind::Unsupported, what))
+    }
+
+    fn is_whole(&self, span: Range<usize>) -> bool {
+        !self
+            .edges
+            .iter()
+            .any(|edge| span.contains(edge) && *edge > span.start)
     }
 
     fn share(&self) -> Result<SharedMemory> {

@@ -327,13 +327,14 @@ impl StreamHandle for DriverStream {
             }))
         });
         *left = Some(busy.clone());
+        // Released first: the list of deferred frees is locked before a stream, and the pool may
+        // destroy the stream.
+        drop(left);
         if self.ours && !self.context.is_lost() {
             self.context
                 .streams
                 .put(&self.context, self.raw, busy.clone());
         }
-        // Released first: the list of deferred frees is locked before a stream.
-        drop(left);
         let Some(event) = busy else { return Left::Done };
         self.context.deferred.forget(End::Event(Arc::clone(&event)));
         Left::Busy(event)

@@ -31,6 +31,13 @@ struct Spare {
 // SAFETY: handles of the driver, which is thread-safe.
 unsafe impl Send for Spare {}
 
+impl Spare {
+    fn is_idle(&self) -> bool {
+        let done = self.end.as_ref().map(|end| end.is_done());
+        done.is_none_or(|done| done.unwrap_or(false))
+    }
+}
+
 impl StreamPool {
     /// Creates streams ahead, until the driver refuses. The pool is refilled when half of them are taken.
     pub fn fill(&self, context: &Context) {
@@ -58,19 +65,10 @@ impl StreamPool {
         }
         let taken = {
             let mut spares = self.0.lock();
-            let idle = |spare: &Spare| {
-                let done = spare.end.as_ref().map(|end| end.is_done());
-                done.is_none_or(|done| done.unwrap_or(false))
-            };
-            let at = spares.iter().position(idle);
-            let taken = at.map(|at| spares.swap_remove(at));
-            if ahead == 0 {
-                for spare in spares.extract_if(.., |spare| idle(spare)) {
-                    destroy(context, spare.raw);
-                }
-            }
-            taken
+            let at = spares.iter().position(Spare::is_idle);
+            at.map(|at| spares.swap_remove(at))
         };
+        self.reap(context);
         match taken {
             Some(spare) => Ok(spare.raw),
             None if ahead > 0 && waits() => {
@@ -87,19 +85,34 @@ impl StreamPool {
         }
     }
 
+    /// Destroys the idle streams of a pool without streams ahead.
+    pub fn reap(&self, context: &Context) {
+        if context.driver.streams_ahead() > 0 {
+            return;
+        }
+        let mut spares = self.0.lock();
+        let idle: Vec<Spare> = spares.extract_if(.., |spare| spare.is_idle()).collect();
+        drop(spares);
+        for spare in idle {
+            destroy(context, spare.raw);
+        }
+    }
+
     /// Returns a stream to the pool; it is idle once `end` is done. Destroys it if the pool is
     /// full, or if its end cannot be known. Without streams ahead, the pool has no limit and keeps busy
-    /// streams only: the driver's call that destroys one may wait for its work.
+    /// streams only: the driver's call that destroys one may wait for its work. A stream whose end cannot
+    /// be known then stays until the process ends.
     pub fn put(&self, context: &Context, raw: Handle, end: Option<Arc<DriverEvent>>) {
-        let mut spares = self.0.lock();
         let ends = end.as_ref().is_none_or(|end| end.is_recorded());
-        let keeps = match context.driver.streams_ahead() {
-            0 => end.is_some(),
-            ahead => spares.len() < ahead,
+        let mut spares = self.0.lock();
+        let (keeps, destroys) = match context.driver.streams_ahead() {
+            0 => (end.is_some(), end.is_none()),
+            ahead => (spares.len() < ahead, true),
         };
         if ends && keeps {
             spares.push(Spare { raw, end });
-        } else {
+        } else if destroys {
+            drop(spares);
             destroy(context, raw);
         }
     }
