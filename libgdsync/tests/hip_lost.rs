@@ -64,6 +64,34 @@ fn a_list_that_loses_the_gpu_ends() {
     assert_eq!(words[11].load().unwrap(), 0);
 }
 
+/// HIP has one code for a GPU whose kernel failed, and for a block that is too large for its kernel.
+#[test]
+fn a_refused_launch_does_not_lose_the_gpu() {
+    inside!(Variant::HIP7);
+    const LAUNCH_FAILURE: i32 = 719;
+    let gpu = Gpu::hip(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    let code = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/device/hip/gds_kernels.gfx942.co"
+    );
+    let module = gpu.load_module(&std::fs::read(code).unwrap()).unwrap();
+    let kernel = module.kernel("gds_fill").unwrap();
+    let fill = gdsync::internals::Fill::default();
+    // SAFETY: fills nothing.
+    let launch = || unsafe { stream.launch(&kernel, Dims::linear(1, 64), fill.bytes()) };
+    let control = Control::open();
+    control.fail("hipModuleLaunchKernel", LAUNCH_FAILURE, 0);
+    assert_eq!(launch().unwrap_err().kind(), Kind::Invalid);
+    control.fail("hipModuleLaunchKernel", 0, 0);
+    launch().unwrap();
+    until("the stream ends", || stream.is_idle().unwrap());
+    for call in ["hipModuleLaunchKernel", "hipStreamQuery"] {
+        control.fail(call, LAUNCH_FAILURE, 0);
+    }
+    assert_eq!(launch().unwrap_err().kind(), Kind::DeviceLost);
+}
+
 /// A code that no release has.
 const UNKNOWN: i32 = 4242;
 

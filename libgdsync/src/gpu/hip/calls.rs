@@ -89,6 +89,7 @@ impl Driver for Hip {
             HipResult::INVALID_VALUE
             | HipResult::INVALID_DEVICE
             | HipResult::INVALID_DEVICE_POINTER
+            | HipResult::INVALID_CONFIGURATION
             | HipResult::INVALID_IMAGE
             | HipResult::INVALID_KERNEL_FILE
             | HipResult::NO_BINARY_FOR_GPU
@@ -478,7 +479,7 @@ impl Driver for Hip {
         let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
         let mut size = args.len();
         let mut extra = extra(args, &mut size, consts::HIP_LAUNCH_PARAM_END);
-        call!(self.hipModuleLaunchKernel(
+        let launched = call!(self.hipModuleLaunchKernel(
             kernel.cast(),
             gx,
             gy,
@@ -490,7 +491,17 @@ impl Driver for Hip {
             stream.cast(),
             std::ptr::null_mut(),
             extra.as_mut_ptr(),
-        ))
+        ));
+        if HipResult(launched.code) == HipResult::LAUNCH_FAILURE
+            // SAFETY: the caller's promise.
+            && unsafe { self.stream_query(stream) }.code != launched.code
+        {
+            // The runtime also refuses a block that is too large for the kernel with this code. A GPU
+            // in error repeats it.
+            let code = HipResult::INVALID_CONFIGURATION.0;
+            return Called { code, ..launched };
+        }
+        launched
     }
 
     unsafe fn capture_begin(&self, stream: Handle) -> Called {

@@ -1,8 +1,10 @@
 //! What HIP says about a device, and what follows: name, capabilities, limits, reach. Only `reaches`
 //! changes a device: it enables peer access.
 
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 
+use gds_step::Mutex;
 use gdsync_sys::hip::types::{hipDeviceProp_tR0600, hipUUID};
 use gdsync_sys::hip::{Hip, HipResult, consts};
 
@@ -124,10 +126,20 @@ pub(super) fn reaches(
     if can == 0 {
         return Err(no_access());
     }
+    /// The pairs of devices whose access the library has enabled: a second call would leave an error
+    /// that the application finds in `hipGetLastError`.
+    static ENABLED: Mutex<BTreeSet<[i32; 2]>> = Mutex::new(BTreeSet::new());
+    let mut enabled = ENABLED.lock();
+    if enabled.contains(&[device, there]) {
+        return Ok(());
+    }
     let _app = context.enter_app().map_err(|_| no_access())?;
     // SAFETY: changes no memory; the device of the thread is this one.
     match unsafe { (hip.hipDeviceEnablePeerAccess)(there, 0) } {
-        HipResult::SUCCESS | HipResult::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+        HipResult::SUCCESS | HipResult::PEER_ACCESS_ALREADY_ENABLED => {
+            enabled.insert([device, there]);
+            Ok(())
+        }
         _ => Err(no_access()),
     }
 }
