@@ -918,7 +918,8 @@ impl Queues for TcpQueues {
             let urgent = waits || self.executed - self.acked >= ACK_AT;
             let now = Instant::now();
             let over = self.delay.is_over(now);
-            if (over || urgent) && self.announce() && !urgent {
+            let sent = (over || urgent) && self.announce();
+            if sent && !urgent {
                 self.delay.sent_alone(now);
             }
         }
