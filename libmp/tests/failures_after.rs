@@ -6,7 +6,7 @@ mod sim;
 
 use std::time::Duration;
 
-use mp::{Builder, Kind, RecvOp, Request, Source};
+use mp::{Builder, Kind, PathChoice, RecvOp, Request, Source};
 use sim::{
     Death, LARGE, LIMIT, SMALL, millis, peer_failed, play, recv, recv_on, secs, send, slice,
 };
@@ -119,6 +119,50 @@ fn first_use_of_a_dead_rank_fails_and_names_it() {
                 rank.come();
             });
         }
+    }
+}
+
+/// A stream waits for a send to a dead rank, which the library has not given up yet, and for a receive from
+/// another rank, in one call: the receive is not affected.
+#[test]
+fn a_failed_send_does_not_affect_a_receive_of_the_same_wait() {
+    for death in [Death::IsCut, Death::Freezes] {
+        play(6, 3, move |rank| {
+            let ctx = rank.open_manual(|b| build(b).path(PathChoice::Nic));
+            let stream = ctx.gpu().stream().unwrap();
+            let one = slice(&ctx, SMALL);
+            // All ranks are connected by a lane of the stream.
+            for peer in (0..3).filter(|peer| *peer != rank.me) {
+                let got = ctx.irecv_on(&stream, peer, 1, &one).unwrap();
+                let sent = ctx.isend_on(&stream, peer, 1, &one).unwrap();
+                sent.wait(LIMIT).unwrap();
+                got.wait(LIMIT).unwrap();
+            }
+            rank.barrier();
+            if rank.me == VICTIM {
+                return death.end(rank, ctx, 2);
+            }
+            rank.pass(millis(50));
+            if rank.me == FRIEND {
+                rank.until("the wait", || rank.has_come(0, 2));
+                send(&ctx, 0, 1, SMALL);
+                rank.come();
+                return;
+            }
+            let sent = ctx.isend_on(&stream, VICTIM, 1, &one).unwrap();
+            // The NIC has given up, and the library has not looked.
+            rank.pass(secs(4));
+            let got = ctx.irecv_on(&stream, FRIEND, 1, &one).unwrap();
+            let both = [sent, got];
+            if let Err(e) = ctx.wait_all_on(&stream, &both) {
+                names_the_victim(&e);
+            }
+            rank.come();
+            both[1].wait(LIMIT).unwrap();
+            names_the_victim(&both[0].wait(LIMIT).unwrap_err());
+            assert!(stream.synchronize(LIMIT).unwrap());
+            rank.until("the end of the send", || rank.has_come(FRIEND, 2));
+        });
     }
 }
 

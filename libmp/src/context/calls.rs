@@ -436,7 +436,8 @@ impl Context {
     ///
     /// # Errors
     /// As [`Request::wait_on`], for the first request that fails: the stream then waits for none of
-    /// them, except zero-SM messages in front of it. `Invalid` for requests of another context, and for
+    /// them, except zero-SM messages in front of it, or for receives alone if the end of a send cannot be
+    /// waited for. `Invalid` for requests of another context, and for
     /// more requests than the stream can hold submissions for. `Unsupported` for captured requests beside
     /// others.
     pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {

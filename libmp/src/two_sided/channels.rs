@@ -146,7 +146,7 @@ impl Channels {
 
     /// Whether a mailbox may be made for a tag under which nothing is received.
     fn has_mailbox_room(&self, setup: &Setup<'_>) -> bool {
-        let most = most_unused(&setup.shape(self.peer));
+        let most = most_unused(&setup.settings());
         let channels = self.recvs.values();
         let unused = channels.filter(|c| c.is_open() && !c.numbers.is_used());
         unused.count() < most
@@ -305,7 +305,8 @@ impl Channels {
     }
 }
 
-/// The number of tags under which nothing is received that may have a mailbox.
+/// The number of tags under which nothing is received that may have a mailbox: the same by all paths, although
+/// rooms by TCP are larger.
 fn most_unused(shape: &Shape) -> usize {
     let tags = UNUSED_BYTES / (shape.mailbox_len() + shape.rooms_len());
     tags.clamp(UNUSED_TAGS, COUNTERPARTS)
@@ -481,7 +482,7 @@ mod tests {
     fn a_peer_that_announces_too_many_tags_waits_for_mailboxes() {
         with_setup(|setup| {
             let (mut a, mut b, mut out) = (Channels::new(1), Channels::new(0), Vec::new());
-            let most = most_unused(&setup.shape(1));
+            let most = most_unused(&setup.settings());
             a.send_channel(setup, (0, true), 1, &mut out).unwrap();
             let (_, block) = announced(&mut out);
             let mut tags = 0..;

@@ -159,9 +159,6 @@ impl Need {
     }
 }
 
-/// The path whose settings two ranks compare before they know that they have chosen the same one.
-const UNCHOSEN: Path = Path::Nic;
-
 /// The inputs for opening lanes and channels.
 pub(crate) struct Setup<'a> {
     pub paths: &'a Paths,
@@ -170,6 +167,12 @@ pub(crate) struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
+    /// The shape of channels by most paths. Two ranks compare it before they know that they have chosen
+    /// the same path.
+    pub fn settings(&self) -> Shape {
+        self.config.shape(Path::Nic)
+    }
+
     /// The shape of channels with `peer`, to which the path is chosen.
     pub fn shape(&self, peer: u32) -> Shape {
         self.config.shape(self.paths.to(peer))
@@ -296,7 +299,7 @@ impl Peer {
     pub fn introduce(&mut self, setup: &Setup<'_>, out: &mut Vec<Control>) -> bool {
         let paths = setup.paths;
         if !std::mem::replace(&mut self.meeting.introduced, true) {
-            out.extend(paths.introduction(self.rank, setup.config.shape(UNCHOSEN)));
+            out.extend(paths.introduction(self.rank, setup.settings()));
         }
         self.meeting.waits = paths.chosen(self.rank).is_none();
         !self.meeting.waits
@@ -347,7 +350,7 @@ impl Peer {
         out.extend(made.map(|end| Control::Connect {
             lane,
             ends: vec![end],
-            shape: setup.config.shape(UNCHOSEN),
+            shape: setup.settings(),
         }));
         Ok(())
     }
@@ -373,7 +376,7 @@ impl Peer {
                 self.meeting.introduced = true;
                 let answer = setup.paths.answer(self.rank, gpu);
                 out.push(Control::AnswerPath(answer.clone()));
-                self.agree(setup.config.shape(UNCHOSEN), *shape)?;
+                self.agree(setup.settings(), *shape)?;
                 self.meeting.ours = Some(answer);
                 self.choose_path(setup);
             }
@@ -391,7 +394,7 @@ impl Peer {
                 // Sent before the check of the peer's settings, so that the peer can compare its
                 // settings, too.
                 self.lane(setup, *lane, out)?;
-                self.agree(setup.config.shape(UNCHOSEN), *shape)?;
+                self.agree(setup.settings(), *shape)?;
                 self.link.connect(setup.paths, *lane, ends)?;
                 out.push(Control::Up { lane: *lane });
             }

@@ -1,6 +1,7 @@
 //! A stream waits for several requests at once: a list with all waits and, behind it, a kernel with a
 //! block for each message that it takes in. Messages of several segments and of strided pieces have
-//! kernels of their own. If a part is refused, the stream waits for none of them.
+//! kernels of their own. Waits for the ends of sends follow. If a part is refused, the stream waits for
+//! none of them, or for the receives alone.
 
 use std::cell::Cell;
 
@@ -59,6 +60,13 @@ impl Waits {
         none && !self.claims.is_empty() && self.claims.iter().all(usual)
     }
 
+    /// Adds the waits for the ends of puts to a plan.
+    fn end_in(&self, plan: &mut Plan<'_>) {
+        for (at, put, flush) in &self.puts {
+            plan.done_flushed(*at, *put, *flush);
+        }
+    }
+
     /// Adds a wait for the result word of a request.
     fn add_result(&mut self, requests: &Table, key: RequestKey, flush: bool) -> Result<()> {
         let (word, value) = requests.end_word(key);
@@ -110,7 +118,7 @@ impl Claim {
 }
 
 impl Engine {
-    /// Makes a stream wait for requests: for all or, after an error, for none.
+    /// Makes a stream wait for requests: for all or, after an error, for none, or for the receives alone.
     pub fn wait_all_on(
         &self,
         keys: impl ExactSizeIterator<Item = RequestKey> + Clone,
@@ -213,14 +221,15 @@ impl Engine {
             (entry.order, entry.since) = (order, None);
         }
         self.return_credits(state, stream, waits);
+        let ended = self.post_ends(state, stream, waits);
         if waits.noted.is_empty() {
-            return Ok(());
+            return ended;
         }
         let passed = stream.record().ok();
         for key in &waits.noted {
             note_waiter(&mut state.requests, *key, stream, order, passed.clone())?;
         }
-        Ok(())
+        ended
     }
 
     /// Decides what a stream does to wait for a request.
@@ -351,6 +360,9 @@ impl Engine {
         for (word, value, flush) in &waits.words {
             plan.wait(word, *value, *flush);
         }
+        if waits.claims.is_empty() {
+            waits.end_in(&mut plan);
+        }
         if let Some(last) = waits.claims.last() {
             if !waits.words.is_empty() {
                 let (word, value) = last.end();
@@ -362,10 +374,6 @@ impl Engine {
             let scatters: u32 = waits.claims.iter().map(|claim| claim.scatters).sum();
             let kernels = alone + shared.div_ceil(UNPACKS);
             plan.kernels_here(1 + kernels as u32 + scatters);
-        }
-        // Behind the kernels, because the answer to a send often arrives with a message.
-        for (at, put, flush) in &waits.puts {
-            plan.done_flushed(*at, *put, *flush);
         }
         let State {
             peers, requests, ..
@@ -384,6 +392,19 @@ impl Engine {
             }
         }
         Err(refusal.error)
+    }
+
+    /// Enqueues the waits for the ends of puts behind the kernels: the answer to a send often arrives with
+    /// a message. If they are refused, the stream waits for the receives all the same.
+    fn post_ends(&self, state: &mut State, stream: &Stream, waits: &Waits) -> Result<()> {
+        if waits.claims.is_empty() || waits.puts.is_empty() {
+            return Ok(());
+        }
+        let mut plan: Plan<'_> = std::mem::take(&mut state.plan).emptied();
+        waits.end_in(&mut plan);
+        let posted = plan.post(stream, &mut state.peers, None);
+        state.plan = plan.emptied();
+        posted.map_err(|refusal| refusal.error)
     }
 
     /// Launches the kernels that take messages in. `launched`: at least one of them.
