@@ -299,3 +299,35 @@ fn contexts_with_different_keys_do_not_connect() {
         }
     });
 }
+
+/// Both ranks send under as many tags as by a NIC before they receive: the larger rooms of TCP do not reduce
+/// the number of tags without a receive.
+#[test]
+fn messages_under_many_tags_need_no_receive() {
+    const TAGS: u32 = 100;
+    let contexts: Vec<Context> = (mp::bootstrap::Local::ranks(2).into_iter())
+        .map(|rank| {
+            let builder = Context::builder().bootstrap(rank).gpu(&gpu());
+            builder.path(mp::PathChoice::Tcp).build().unwrap()
+        })
+        .collect();
+    std::thread::scope(|threads| {
+        for ctx in &contexts {
+            threads.spawn(|| {
+                let (me, peer) = (ctx.rank(), 1 - ctx.rank());
+                let memory = ctx.alloc(MemoryKind::Pinned, 16).unwrap();
+                memory.write(0, &pattern(me, 1, 8)).unwrap();
+                let [out, into] = [0, 8].map(|at| memory.slice(at, 8).unwrap());
+                let send = |tag| ctx.isend(peer, tag, &out).unwrap();
+                let sends: Vec<_> = (0..TAGS).map(send).collect();
+                for tag in 0..TAGS {
+                    ctx.irecv(peer, tag, &into).unwrap().wait(LIMIT).unwrap();
+                    assert_eq!(read(&memory, 8, 8), pattern(peer, 1, 8));
+                }
+                for send in sends {
+                    send.wait(LIMIT).unwrap();
+                }
+            });
+        }
+    });
+}
