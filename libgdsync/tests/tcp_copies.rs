@@ -105,8 +105,8 @@ fn crowd() {
     }
 }
 
-/// Queue pairs fail while their payloads are copied, and their memory is released. Later ones find all
-/// chunks, and the memory of the others is unchanged.
+/// Queue pairs fail while their payloads are copied. No engine writes to the memory behind that, no handle on
+/// it remains, and later transfers find all chunks.
 fn cut() {
     let gpu = Gpu::cuda(0).unwrap();
     let devices = [(); 2].map(|()| device(&gpu, false));
@@ -115,11 +115,22 @@ fn cut() {
     for round in 0..60_u64 {
         let [mut a, mut b] = sides(&devices);
         let span = b.mem.remote().span(AT as u64, MOST as u64).unwrap();
-        a.qp.start(&Work::write(&[a.mem.sge(AT as u64, MOST as u32)], span));
+        let whole = a.mem.sge(AT as u64, MOST as u32);
+        a.qp.start(&Work::write(&[whole], span));
         std::thread::sleep(Duration::from_micros(round * 37 % 1000));
         for qp in [&mut b.qp, &mut a.qp] {
             qp.fail(Status::CANCELLED);
             qp.quiet(LIMIT).unwrap();
+        }
+        fill(&b, AT, 2, MOST);
+        for Side { qp, mem } in [a, b] {
+            drop(qp);
+            if mem.region().bytes::<1>(AT) == pattern(2, 1)[..] {
+                let mut found = vec![0; MOST];
+                mem.region().read(AT, &mut found).unwrap();
+                assert!(found == pattern(2, MOST), "round {round}: written later");
+            }
+            assert!(mem.try_close().is_ok(), "round {round}");
         }
     }
     let span = far.mem.remote().span(AT as u64, MOST as u64).unwrap();
@@ -127,6 +138,50 @@ fn cut() {
     near.qp.complete(&Work::write(&[whole], span));
     check(&far, AT, 1, MOST, "WRITE");
     assert_eq!(Control::open().blocked(), Vec::new());
+}
+
+/// What is complete takes effect although a request behind it is refused and ends the connection.
+fn refusal_behind_an_answer() {
+    let gpu = Gpu::cuda(0).unwrap();
+    let devices = [(); 2].map(|()| device(&gpu, false));
+    for len in [LEAST, 2 * LEAST] {
+        let [mut a, b] = sides(&devices);
+        // Only what the socket takes at once is sent behind a refusal: it takes more after a while.
+        let all = b.mem.remote().span(AT as u64, MOST as u64).unwrap();
+        let into = a.mem.sge(AT as u64, MOST as u32);
+        a.qp.complete(&Work::read(&[into], all));
+        fill(&b, AT, 5, len);
+        let read = b.mem.remote().span(AT as u64, len as u64).unwrap();
+        // The memory of this side is not registered at the other one.
+        let wrong = a.mem.remote().span(0, 8).unwrap();
+        let into = a.mem.sge(AT as u64, len as u32);
+        let read = a.qp.start(&Work::read(&[into], read));
+        let write = a.qp.start(&Work::write(&[a.mem.sge(0, 8)], wrong));
+        assert_eq!(end(&mut a.qp, read, "READ"), Status::SUCCESS);
+        check(&a, AT, 5, len, "READ");
+        assert_eq!(end(&mut a.qp, write, "WRITE"), Status::REMOTE_ACCESS);
+    }
+}
+
+/// A copy engine that does not end a copy: the connection ends at the limit of a copy, and later transfers use
+/// other chunks.
+fn stuck() {
+    const NOT_READY: i32 = 600;
+    let gpu = Gpu::cuda(0).unwrap();
+    let devices = [(); 2].map(|()| device(&gpu, false));
+    let [mut a, b] = sides(&devices);
+    let span = b.mem.remote().span(AT as u64, MOST as u64).unwrap();
+    let whole = a.mem.sge(AT as u64, MOST as u32);
+    Control::open().fail("cuEventQuery", NOT_READY, 0);
+    let send = a.qp.start(&Work::write(&[whole], span));
+    assert_eq!(end(&mut a.qp, send, "stuck"), Status::TRANSPORT_RETRY);
+    Control::open().fail("cuEventQuery", 0, 0);
+    let [mut a, b] = sides(&devices);
+    fill(&a, AT, 3, MOST);
+    let span = b.mem.remote().span(AT as u64, MOST as u64).unwrap();
+    let whole = a.mem.sge(AT as u64, MOST as u32);
+    a.qp.complete(&Work::write(&[whole], span));
+    check(&b, AT, 3, MOST, "WRITE");
 }
 
 /// A copy that the driver refuses ends the connection: both sides have an error, and neither hangs.
@@ -162,4 +217,7 @@ cases! {
     transfers_that_end_early_return_their_chunks => cut();
     a_refused_copy_to_the_host_ends_the_connection => refused("cuMemcpyDtoHAsync_v2");
     a_refused_copy_to_the_gpu_ends_the_connection => refused("cuMemcpyHtoDAsync_v2");
+    a_refused_event_ends_the_connection => refused("cuEventRecord");
+    a_refusal_follows_the_answers_before_it => refusal_behind_an_answer();
+    a_copy_that_does_not_end_ends_the_connection => stuck();
 }

@@ -1,6 +1,7 @@
 //! Chunks of pinned memory through which a CPU thread streams device memory that it cannot load: a copy
 //! engine copies one chunk while the thread sends or receives another one.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use gds_step::Mutex;
 
 use super::runtime::{Copier, Way};
 use super::{Gpu, Mapped, MemoryKind, Region};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 
 /// Number of chunks of a device.
 const COUNT: usize = 32;
@@ -20,17 +21,16 @@ const PART: usize = 256 << 10;
 pub(crate) const LEAST: usize = 32 << 10;
 /// Bytes of a chunk: the last part is longer instead of too short.
 const LEN: usize = PART + LEAST;
-/// How long the last copies may take.
-const LAST: Duration = Duration::from_secs(10);
+/// The time limit of a copy. A copy engine that exceeds it is stuck, or busy with work that never ends.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// The chunks of a device.
 pub(crate) struct Chunks {
-    // Dropped first: its copies use the memory.
-    copier: Box<dyn Copier>,
+    copier: ManuallyDrop<Box<dyn Copier>>,
     memory: Mapped,
-    _region: Region,
-    /// Chunks that no transfer uses, with the device memory of copies that may not be done.
-    idle: Mutex<Vec<(usize, Option<Region>)>>,
+    region: ManuallyDrop<Region>,
+    /// The chunks that no transfer uses. One whose copy exceeds the limit never returns.
+    idle: Mutex<Vec<usize>>,
 }
 
 impl Chunks {
@@ -44,58 +44,46 @@ impl Chunks {
         };
         let region = gpu.alloc(MemoryKind::Pinned, COUNT * LEN)?;
         Ok(Some(Arc::new(Chunks {
-            copier,
+            copier: ManuallyDrop::new(copier),
             memory: region.mapped()?,
-            _region: region,
-            idle: Mutex::new((0..COUNT).map(|number| (number, None)).collect()),
+            region: ManuallyDrop::new(region),
+            idle: Mutex::new((0..COUNT).collect()),
         })))
     }
 
     /// A chunk for the next part of `left` bytes, at least [`LEAST`]; `None`: all are in use.
-    ///
-    /// # Errors
-    /// Those of [`Chunk::is_done`].
-    pub fn take(self: &Arc<Chunks>, left: usize) -> Result<Option<Chunk>> {
-        let mut idle = self.idle.lock();
-        for at in (0..idle.len()).rev() {
-            let (number, copies) = &idle[at];
-            if copies.is_some() && !self.copier.is_done(*number)? {
-                continue;
-            }
-            let (number, _) = idle.swap_remove(at);
-            return Ok(Some(Chunk {
-                chunks: Arc::clone(self),
-                number,
-                len: if left <= LEN { left } else { PART },
-                copies: None,
-            }));
-        }
-        Ok(None)
+    pub fn take(self: &Arc<Chunks>, left: usize) -> Option<Chunk> {
+        Some(Chunk {
+            number: self.idle.lock().pop()?,
+            chunks: Arc::clone(self),
+            len: if left <= LEN { left } else { PART },
+            copy: None,
+        })
     }
 }
 
 impl Drop for Chunks {
     fn drop(&mut self) {
-        let start = Instant::now();
-        for (number, copies) in self.idle.get_mut().drain(..) {
-            while copies.is_some()
-                && matches!(self.copier.is_done(number), Ok(false))
-                && start.elapsed() < LAST
-            {
-                std::hint::spin_loop();
+        // A copy that does not end uses both.
+        if self.idle.get_mut().len() == COUNT {
+            // SAFETY: neither is used again. All copies are done.
+            unsafe {
+                ManuallyDrop::drop(&mut self.copier);
+                ManuallyDrop::drop(&mut self.region);
             }
         }
     }
 }
 
-/// A chunk in use.
+/// A chunk in use. Its drop waits for the end of its copy, after which the engine uses neither the chunk
+/// nor the device memory.
 pub(crate) struct Chunk {
     chunks: Arc<Chunks>,
     number: usize,
     /// Bytes of its part.
     pub len: usize,
-    /// The device memory of its copy, until that is done.
-    copies: Option<Region>,
+    /// The device memory of its copy, and when that was started, until it is done.
+    copy: Option<(Region, Instant)>,
 }
 
 impl Chunk {
@@ -110,27 +98,42 @@ impl Chunk {
     /// `Invalid` if the region has no such bytes; errors of the runtime.
     pub fn copy(&mut self, way: Way, region: &Region, offset: usize) -> Result<()> {
         let at = region.span(offset, self.len)?.addr();
-        self.copies = Some(region.clone());
         let host = self.memory().as_ptr();
         // SAFETY: the chunk keeps the region until the copy is done, and one transfer has the chunk.
-        unsafe { (self.chunks.copier).start(self.number, way, host, at, self.len) }
+        unsafe { (self.chunks.copier).start(self.number, way, host, at, self.len)? };
+        self.copy = Some((region.clone(), Instant::now()));
+        Ok(())
     }
 
     /// Whether its copy is done.
     ///
     /// # Errors
-    /// `DeviceLost`, `System`: the copy has failed.
+    /// `Timeout` after 10 s; `DeviceLost`, `System`: the copy has failed.
     pub fn is_done(&mut self) -> Result<bool> {
-        if self.copies.is_some() && self.chunks.copier.is_done(self.number)? {
-            self.copies = None;
+        let Some((region, start)) = &self.copy else {
+            return Ok(true);
+        };
+        let done = self.chunks.copier.is_done(self.number);
+        if matches!(done, Ok(false)) {
+            if start.elapsed() < LIMIT {
+                return Ok(false);
+            }
+            let what = format!("{:?} did not finish a copy within {LIMIT:?}", region.gpu());
+            return Err(Error::new("copy device memory", Kind::Timeout, what));
         }
-        Ok(self.copies.is_none())
+        self.copy = None;
+        done
     }
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        let copies = self.copies.take();
-        self.chunks.idle.lock().push((self.number, copies));
+        while matches!(self.is_done(), Ok(false)) {
+            std::hint::spin_loop();
+        }
+        match self.copy.take() {
+            None => self.chunks.idle.lock().push(self.number),
+            Some((region, _)) => std::mem::forget(region),
+        }
     }
 }

@@ -130,7 +130,7 @@ pub(crate) enum Way {
 /// A copy engine that copies beside the caller, and that no wait of a stream of the application blocks.
 /// When it is dropped, all copies are done.
 pub(crate) trait Copier: Send + Sync {
-    /// Starts the copy of a slot, whose last copy is done.
+    /// Starts the copy of a slot, whose last copy is done. After an error none is in progress.
     ///
     /// # Safety
     /// Both ranges are valid until the copy is done, `host` is pinned, and nothing else accesses it.

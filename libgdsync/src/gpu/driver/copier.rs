@@ -2,6 +2,7 @@
 //! the library's context.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::calls::{Handle, NOT_READY};
 use super::context::Context;
@@ -10,6 +11,8 @@ use crate::gpu::runtime::{Copier, Way};
 use crate::memop::DevicePtr;
 
 const OPERATION: &str = "copy device memory";
+/// How long a copy without an event is waited for.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// A stream, and an event for the last copy of each slot.
 pub(super) struct DriverCopier {
@@ -65,7 +68,15 @@ impl Copier for DriverCopier {
             };
             self.context.check(copied, OPERATION)?;
             let recorded = driver.event_record(self.events[slot], self.stream);
-            self.context.check(recorded, OPERATION)
+            let recorded = self.context.check(recorded, OPERATION);
+            if recorded.is_err() {
+                let start = Instant::now();
+                while driver.stream_query(self.stream).code == NOT_READY && start.elapsed() < LIMIT
+                {
+                    std::hint::spin_loop();
+                }
+            }
+            recorded
         }
     }
 

@@ -74,6 +74,10 @@ pub(in crate::provider) trait Queues: Send {
     fn needs_thread(&self) -> bool {
         false
     }
+    /// Whether there is work that no event announces, because a copy engine of a GPU is at it.
+    fn is_copying(&self) -> bool {
+        false
+    }
     /// Whether the queue pair has failed, although none of its requests has.
     fn has_failed(&self) -> bool {
         false

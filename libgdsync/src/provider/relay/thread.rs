@@ -207,13 +207,13 @@ impl<S: Source + 'static> Common<S> {
         let deadline = deadline.unwrap_or(Time::NEVER);
         let mut last = None;
         let mut nap = FIRST_NAP;
-        loop {
+        let end = loop {
             if condition() {
-                return true;
+                break true;
             }
             let now = self.host.now();
             if now >= deadline {
-                return false;
+                break false;
             }
             let idle = now.since(*last.get_or_insert(now));
             if idle >= YIELD {
@@ -227,7 +227,17 @@ impl<S: Source + 'static> Common<S> {
             if self.assist() {
                 (last, nap) = (None, FIRST_NAP);
             }
+        };
+        // A copy that this thread has started does not wake the NIC's thread.
+        let copying = |relay: &SharedRelay<S::Queues>| {
+            relay
+                .try_with(|relay| relay.queues.is_copying())
+                .unwrap_or(false)
+        };
+        if (self.relays.try_lock()).is_some_and(|relays| relays.iter().any(copying)) {
+            self.ring();
         }
+        end
     }
 
     /// Leaves the work to the calling thread for a time.

@@ -158,7 +158,7 @@ impl Input {
         !self.copying.is_empty()
     }
 
-    /// Drops the chunks of a payload that ends early.
+    /// Drops the chunks of a payload that ends early: then no engine writes to its memory any more.
     pub fn forget_chunks(&mut self) {
         (self.filling, self.copying) = (None, VecDeque::new());
     }
@@ -176,8 +176,7 @@ impl Input {
             if !self.land(AHEAD - 1)? {
                 return Ok(Next::Later);
             }
-            let taken = self.all.as_ref().map(|all| all.take(len));
-            let taken = taken.transpose().map_err(|_| Broken::Gpu)?.flatten();
+            let taken = self.all.as_ref().and_then(|all| all.take(len));
             self.filling = taken.map(|chunk| (chunk, 0));
         }
         // Without a free chunk the thread copies: chunks may wait for what it sends behind that.
@@ -318,6 +317,10 @@ impl Input {
     }
 
     fn read_sealed(&mut self, wire: &mut dyn Wire) -> Result<(usize, bool), Broken> {
+        if self.end - self.start >= BUFFER {
+            // These bytes wait for a copy.
+            return Ok((0, false));
+        }
         let at = self.records.len();
         self.records.resize(at + RECORD, 0);
         let room = piece(self.records[at..].as_ptr(), RECORD);

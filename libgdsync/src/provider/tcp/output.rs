@@ -50,7 +50,7 @@ impl Copied {
             if self.chunks.len() >= most {
                 return Ok(false);
             }
-            let Some(mut chunk) = all.take(self.rest.len)? else {
+            let Some(mut chunk) = all.take(self.rest.len) else {
                 return Ok(false);
             };
             self.rest.read_beside(&mut chunk)?;
@@ -125,6 +125,7 @@ pub struct Output {
     staged: Bytes,
     /// Bytes of a GPU's memory, in front of all parts.
     bounce: Bytes,
+    waits: bool,
     seal: Option<Seal>,
     /// Records, in front of all other bytes.
     sealed: Bytes,
@@ -154,15 +155,19 @@ impl Output {
         self.parts.is_empty() && self.bounce.rest().is_empty() && self.sealed.rest().is_empty()
     }
 
-    /// Whether the next bytes wait for a copy engine.
-    pub fn is_copying(&mut self) -> bool {
+    /// Whether the last write stopped at bytes that a copy engine copies: the thread writes them later.
+    pub fn waits(&self) -> bool {
+        self.waits
+    }
+
+    fn is_copying(&mut self) -> bool {
         let next = match self.parts.front_mut() {
             Some(Part::Chunks(copied)) if self.bounce.rest().is_empty() => {
                 copied.chunks.front_mut()
             }
             _ => None,
         };
-        next.is_some_and(|(chunk, _)| !matches!(chunk.is_done(), Ok(true)))
+        next.is_some_and(|(chunk, _)| matches!(chunk.is_done(), Ok(false)))
     }
 
     /// Number of bytes that the connection has not taken.
@@ -252,7 +257,8 @@ impl Output {
                 Err(e) => break Err(e),
             }
         };
-        wire.want_room(!self.is_empty() && !self.is_copying());
+        self.waits = self.is_copying();
+        wire.want_room(!self.is_empty() && !self.waits);
         outcome.map(|()| written > 0)
     }
 

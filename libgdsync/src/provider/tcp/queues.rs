@@ -331,9 +331,9 @@ impl TcpQueues {
     /// Closes the connection and forgets all requests: the queue pair is in its first state.
     pub fn reset(&mut self) {
         // What the peer has not read yet arrives all the same.
-        let _ = self.write();
+        self.write_out();
         self.announce();
-        let _ = self.write();
+        self.write_out();
         if let Link::Open(wire) = std::mem::replace(&mut self.link, Link::None) {
             wire.close();
         }
@@ -419,6 +419,13 @@ impl TcpQueues {
                 self.output.write(&mut **wire)
             }
             _ => Ok(false),
+        }
+    }
+
+    /// As [`TcpQueues::write`], and waits for what a copy engine copies.
+    fn write_out(&mut self) {
+        while self.write().is_ok() && self.output.waits() {
+            std::hint::spin_loop();
         }
     }
 
@@ -583,7 +590,13 @@ impl TcpQueues {
                 Body::Payload(_, payload) => Some(payload),
                 _ => None,
             };
-            let (n, more) = self.input.read(&mut **wire, payload)?;
+            let (n, more) = match self.input.read(&mut **wire, payload) {
+                // What has arrived is executed first; the next step finds the end again.
+                Err(Broken::Closed | Broken::Connection(_)) if self.input.is_copying() => {
+                    (0, false)
+                }
+                outcome => outcome?,
+            };
             received += n;
             busy |= n > 0;
             if !more {
@@ -768,7 +781,7 @@ impl TcpQueues {
             ..Head::new(Kind::Refuse, 0)
         };
         self.push_head(head);
-        let _ = self.write();
+        self.write_out();
         self.refused_peer = true;
         let report = Report::Closed(Status::PEER_ACCESS);
         self.shared.events.qp(self.ends[0].qpn, report);
@@ -924,7 +937,7 @@ impl Queues for TcpQueues {
             }
         }
         match self.write() {
-            Ok(wrote) => wrote || self.output.is_copying(),
+            Ok(wrote) => wrote || self.output.waits(),
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
                 self.break_off(Broken::Connection(errno), IBV_WC_RETRY_EXC_ERR);
@@ -935,7 +948,11 @@ impl Queues for TcpQueues {
 
     fn needs_thread(&self) -> bool {
         let connecting = matches!(self.link, Link::Awaited | Link::Dialled(_));
-        connecting || self.has_news()
+        connecting || self.has_news() || self.is_copying()
+    }
+
+    fn is_copying(&self) -> bool {
+        self.input.is_copying() || self.output.waits()
     }
 
     fn has_failed(&self) -> bool {
