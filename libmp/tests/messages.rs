@@ -12,7 +12,19 @@ use common::{LIMIT, pattern, ranks, ranks_with, read};
 use gdsync::gpu::MemoryKind;
 use mp::{Builder, Context, Kind, RecvOp, Request, SendOp, SizeSource, Source};
 
-const SIZES: [usize; 10] = [0, 1, 4, 64, 4095, 4096, 4097, 65536, 1 << 20, 3_000_001];
+const SIZES: [usize; 11] = [
+    0,
+    1,
+    4,
+    64,
+    4095,
+    4096,
+    4097,
+    65536,
+    65537,
+    1 << 20,
+    3_000_001,
+];
 
 #[test]
 fn messages_of_all_sizes_arrive() {
@@ -157,11 +169,12 @@ fn truncated_messages_fail_on_both_sides() {
         let peer = 1 - ctx.rank();
         let memory = ctx.alloc(MemoryKind::Pinned, 1 << 17).unwrap();
         let stream = ctx.gpu().stream().unwrap();
-        for (tag, sent, room) in [(1, 100, 50), (2, 9000, 100), (3, 60_000, 5000)] {
+        // Two are above the eager limit of every path.
+        for (tag, sent, room) in [(1, 100, 50), (2, 66_000, 100), (3, 100_000, 5000)] {
             for on_stream in [false, true] {
                 let tag = tag + 10 * u32::from(on_stream);
                 let data = memory.slice(0, sent).unwrap();
-                let into = memory.slice(65536, room).unwrap();
+                let into = memory.slice(120_000, room).unwrap();
                 let (send, recv) = match on_stream {
                     false => {
                         let recv = ctx.irecv(peer, tag, &into).unwrap();
@@ -292,11 +305,11 @@ fn message_lengths_are_read_from_words() {
 fn sender_gets_truncated_error_while_the_next_receive_of_the_slot_is_blocked() {
     let build = |builder: Builder| builder.depth(2);
     ranks_with(2, build, |ctx| {
-        const LONG: usize = 9000;
+        const LONG: usize = 70_000;
         let peer = 1 - ctx.rank();
-        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 16).unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 19).unwrap();
         let small = |at: usize| memory.slice(64 * at, 64).unwrap();
-        let long = |at: usize| memory.slice(16384 * at, LONG).unwrap();
+        let long = |at: usize| memory.slice(at << 17, LONG).unwrap();
         let [a, b] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
         let go = 9;
         if ctx.rank() == 0 {
@@ -338,7 +351,7 @@ fn sender_gets_truncated_error_while_the_next_receive_of_the_slot_is_blocked() {
 fn unmatched_requests_are_cancelled_and_others_are_not() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
-        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 16).unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 17).unwrap();
         let small = memory.slice(0, 8).unwrap();
         let recv = ctx.irecv(peer, 1, &small).unwrap();
         recv.cancel().unwrap();
