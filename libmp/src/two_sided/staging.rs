@@ -14,7 +14,7 @@ use crate::path::Rights;
 use crate::region::Memory;
 
 /// Maximum number of cached bytes.
-pub(super) const IDLE_BYTES: usize = 64 << 20;
+const IDLE_BYTES: usize = 64 << 20;
 /// Maximum number of cached pieces.
 const IDLE: usize = 256;
 

@@ -2,17 +2,15 @@
 //! the library's context.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::calls::{Handle, NOT_READY};
 use super::context::Context;
+use super::engine;
 use crate::error::Result;
 use crate::gpu::runtime::{Copier, Way};
 use crate::memop::DevicePtr;
 
 const OPERATION: &str = "copy device memory";
-/// How long a copy without an event is waited for.
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// A stream, and an event for the last copy of each slot.
 pub(super) struct DriverCopier {
@@ -70,11 +68,8 @@ impl Copier for DriverCopier {
             let recorded = driver.event_record(self.events[slot], self.stream);
             let recorded = self.context.check(recorded, OPERATION);
             if recorded.is_err() {
-                let start = Instant::now();
-                while driver.stream_query(self.stream).code == NOT_READY && start.elapsed() < LIMIT
-                {
-                    std::hint::spin_loop();
-                }
+                // The first error is the one to report.
+                let _ = engine::finish(&self.context, self.stream, OPERATION);
             }
             recorded
         }

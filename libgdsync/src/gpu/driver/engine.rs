@@ -111,7 +111,7 @@ impl Engine {
             };
             // The buffer must be unused before the next part: if `finish` fails, it is not used
             // again.
-            stage.finish(context, OPERATION)?;
+            finish(context, stage.stream, OPERATION)?;
             if let Err(e) = context.check(copied, OPERATION) {
                 *guard = Some(stage);
                 return Err(e);
@@ -144,7 +144,7 @@ impl Engine {
         // SAFETY: the caller's promise.
         let set = unsafe { context.driver.zero(at, len, stage.stream) };
         context.check(set, OPERATION)?;
-        stage.finish(context, OPERATION)
+        finish(context, stage.stream, OPERATION)
     }
 }
 
@@ -239,20 +239,24 @@ impl Stage {
                 .copy_two_rows(to, from, pitch, half, self.stream)
         }
     }
+}
 
-    fn finish(&self, context: &Context, operation: &'static str) -> Result<()> {
-        let start = Instant::now();
-        loop {
-            // SAFETY: a live stream of the library.
-            let asked = unsafe { context.driver.stream_query(self.stream) };
-            match asked.code {
-                NOT_READY if start.elapsed() < LIMIT => std::hint::spin_loop(),
-                NOT_READY => {
-                    let what = format!("{} did not finish a copy within {LIMIT:?}", context.name());
-                    return Err(Error::new(operation, Kind::Timeout, what));
-                }
-                _ => return context.check(asked, operation),
+/// Waits until a stream of the library has run its copies.
+///
+/// # Errors
+/// `Timeout` after [`LIMIT`]; errors of the driver.
+pub(super) fn finish(context: &Context, stream: Handle, operation: &'static str) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        // SAFETY: a live stream of the library.
+        let asked = unsafe { context.driver.stream_query(stream) };
+        match asked.code {
+            NOT_READY if start.elapsed() < LIMIT => std::hint::spin_loop(),
+            NOT_READY => {
+                let what = format!("{} did not finish a copy within {LIMIT:?}", context.name());
+                return Err(Error::new(operation, Kind::Timeout, what));
             }
+            _ => return context.check(asked, operation),
         }
     }
 }

@@ -207,6 +207,7 @@ impl<S: Source + 'static> Common<S> {
         let deadline = deadline.unwrap_or(Time::NEVER);
         let mut last = None;
         let mut nap = FIRST_NAP;
+        let mut busy = false;
         let end = loop {
             if condition() {
                 break true;
@@ -224,17 +225,19 @@ impl<S: Source + 'static> Common<S> {
             } else if idle >= HOLD {
                 std::thread::yield_now();
             }
-            if self.assist() {
+            busy = self.assist();
+            if busy {
                 (last, nap) = (None, FIRST_NAP);
             }
         };
-        // A copy that this thread has started does not wake the NIC's thread.
+        // A copy that this thread has started does not wake the NIC's thread; until it is done, there is
+        // work in each call.
         let copying = |relay: &SharedRelay<S::Queues>| {
             relay
                 .try_with(|relay| relay.queues.is_copying())
                 .unwrap_or(false)
         };
-        if (self.relays.try_lock()).is_some_and(|relays| relays.iter().any(copying)) {
+        if busy && (self.relays.try_lock()).is_some_and(|relays| relays.iter().any(copying)) {
             self.ring();
         }
         end
