@@ -127,6 +127,54 @@ fn a_long_message_waits_for_its_receive_beyond_the_limit_of_the_connection() {
     assert!(far.region().vec(0, LEN) == bytes);
 }
 
+/// A queue pair on itself is the peer that must read the answer for the refusal behind it to be sent.
+#[test]
+fn an_answer_longer_than_a_socket_takes_precedes_a_refusal() {
+    const LEN: usize = 16 << 20;
+    let gpu = Gpu::soft().unwrap();
+    let (mut a, mut b) = apart(&gpu, &QpConfig::default());
+    let mut own = open(&gpu)
+        .unwrap()
+        .alloc_pd()
+        .unwrap()
+        .create_qp(&QpConfig::default())
+        .unwrap();
+    let address = own.address();
+    own.connect(&address).unwrap();
+    let foreign = memory_of(&own, 64);
+    let far = memory_of(&b, LEN);
+    let bytes: Vec<u8> = (0..LEN).map(|i| (i / 1000) as u8).collect();
+    far.region().write(0, &bytes).unwrap();
+    let same = memory_of(&own, 2 * LEN);
+    same.region().write(0, &bytes).unwrap();
+    let near = memory_of(&a, LEN);
+    let receive = b.receive(&[far.sge(0, 8)]);
+    let wrong = foreign.remote().span(0, 8).unwrap();
+    let wrong_there = near.remote().span(0, 8).unwrap();
+    let cases = [
+        (&mut a, near.sge(0, LEN as u32), &far, &near, 0, wrong),
+        (
+            &mut own,
+            same.sge(LEN as u64, LEN as u32),
+            &same,
+            &same,
+            LEN,
+            wrong_there,
+        ),
+    ];
+    for (qp, into, from, to, at, wrong) in cases {
+        let span = from.remote().span(0, LEN as u64).unwrap();
+        let read = qp.start(&Work::read(&[into], span));
+        let write = qp.start(&Work::write(&[to.sge(0, 8)], wrong));
+        qp.wait(read, LIMIT).unwrap();
+        assert!(to.region().vec(at, LEN) == bytes);
+        let status = kind(qp.wait(write, LIMIT));
+        assert_eq!(status, Some(Kind::Failed(Status::REMOTE_ACCESS)));
+    }
+    // The side that has refused fails too.
+    assert!(b.wait(receive, LIMIT).is_err());
+}
+
 /// A stream that waits for the word of the second must not find it without the payload of the first.
 #[test]
 fn requests_behind_one_that_this_side_refuses_have_no_effect() {

@@ -81,6 +81,15 @@ impl Kind {
         matches!(self, Kind::WriteImm | Kind::SendImm | Kind::SendInvalidate)
     }
 
+    /// Bytes behind the head of a frame whose length is `len`.
+    pub fn payload(self, len: u32) -> u32 {
+        match self {
+            Kind::Read | Kind::Ack | Kind::Refuse => 0,
+            Kind::CompareSwap | Kind::FetchAdd => OPERANDS,
+            _ => len,
+        }
+    }
+
     /// Whether the peer answers with data.
     pub fn fetches(self) -> bool {
         matches!(self, Kind::Read | Kind::CompareSwap | Kind::FetchAdd)

@@ -157,8 +157,11 @@ pub struct TcpQueues {
     /// Number of steps in which the connection is read without a look for events: a peer that has
     /// just sent is likely to send again.
     hot: u32,
-    /// Whether a request of the peer was refused.
+    /// Whether a request of the peer was refused: nothing more is executed or pushed, and the
+    /// connection ends when it has taken what was pushed before.
     refused_peer: bool,
+    /// The completion of the receive that the refused request took, for that end.
+    refused_receive: Option<ibv_wc>,
 }
 
 impl Data<'_> {
@@ -237,6 +240,7 @@ impl TcpQueues {
             more: false,
             hot: 0,
             refused_peer: false,
+            refused_receive: None,
         }
     }
 
@@ -347,6 +351,7 @@ impl TcpQueues {
         self.input = Input::new(self.shared.chunks.clone());
         (self.body, self.delay, self.waiting_since) = (Body::Head, Delay::default(), None);
         (self.refused_peer, self.stopped, self.confirmed) = (false, false, false);
+        self.refused_receive = None;
     }
 
     /// The connection is of no use any more: the oldest request fails, and all behind it are flushed.
@@ -362,6 +367,11 @@ impl TcpQueues {
         if let Link::Open(wire) = std::mem::replace(&mut self.link, Link::Broken) {
             wire.close();
         }
+        if self.refused_peer {
+            let report = Report::Closed(Status::PEER_ACCESS);
+            self.shared.events.qp(own.qpn, report);
+        }
+        self.done.extend(self.refused_receive.take());
         // Nothing keeps the memory of requests and receives beyond their ends.
         (self.output, self.body) = (Output::default(), Body::Head);
         self.input.forget_chunks();
@@ -398,7 +408,7 @@ impl TcpQueues {
     /// Whether the peer lacks a count that it may wait for.
     fn has_news(&self) -> bool {
         let counts = self.has_receives() || self.acked != self.executed;
-        counts && matches!(self.link, Link::Open(_))
+        counts && !self.refused_peer && matches!(self.link, Link::Open(_))
     }
 
     /// Sends the counts that the peer lacks, unless earlier ones wait for a peer that does not read.
@@ -429,10 +439,10 @@ impl TcpQueues {
         }
     }
 
-    /// Whether a request of this kind may be sent: the peer has a receive for it.
+    /// Whether a request of this kind may be sent: the peer has a receive for it, if it takes one.
     fn may_send(&self, kind: Kind) -> bool {
         let [announced, taken] = self.theirs;
-        !kind.takes_receive() || announced != taken
+        !self.refused_peer && (!kind.takes_receive() || announced != taken)
     }
 
     /// Queues a request for the connection. `false`: the GPU is lost.
@@ -664,6 +674,11 @@ impl TcpQueues {
                 Some(fetch) if fetch.len == head.len => std::mem::take(&mut fetch.sink),
                 _ => return Err(Broken::Frame("it answers a request that was not sent")),
             },
+            kind if self.refused_peer => {
+                let payload = Payload::new(Sink::default(), kind.payload(head.len) as usize);
+                self.body = Body::Payload(head, payload);
+                return Ok(());
+            }
             kind if kind.takes_receive() && self.receives.is_empty() => {
                 return Err(Broken::Frame("there is no receive for it"));
             }
@@ -673,19 +688,20 @@ impl TcpQueues {
             }
             Kind::Write | Kind::WriteImm => match self.named(&head, Access::REMOTE_WRITE) {
                 Some(pieces) => Sink::new(pieces),
-                None => return self.refuse(IBV_WC_REM_ACCESS_ERR),
+                None => return self.refuse(head, IBV_WC_REM_ACCESS_ERR),
             },
             Kind::Send | Kind::SendImm | Kind::SendInvalidate => {
                 let sink = std::mem::take(&mut self.receives[0].sink);
                 if sink.room() < head.len.into() {
                     self.receive_done(&head, IBV_WC_LOC_LEN_ERR);
-                    return self.refuse(IBV_WC_REM_INV_REQ_ERR);
+                    self.refused_receive = self.done.pop_back();
+                    return self.refuse(head, IBV_WC_REM_INV_REQ_ERR);
                 }
                 sink
             }
             Kind::Read => {
                 let Some(pieces) = self.named(&head, Access::REMOTE_READ) else {
-                    return self.refuse(IBV_WC_REM_ACCESS_ERR);
+                    return self.refuse(head, IBV_WC_REM_ACCESS_ERR);
                 };
                 return self.answer(head.len, |output| {
                     pieces.into_iter().all(|piece| output.push_memory(piece))
@@ -694,10 +710,10 @@ impl TcpQueues {
             Kind::CompareSwap | Kind::FetchAdd => {
                 let named = self.named(&head, Access::REMOTE_ATOMIC);
                 let Some(word) = named.and_then(|mut pieces| pieces.pop()) else {
-                    return self.refuse(IBV_WC_REM_ACCESS_ERR);
+                    return self.refuse(head, IBV_WC_REM_ACCESS_ERR);
                 };
                 if !head.addr.is_multiple_of(8) {
-                    return self.refuse(IBV_WC_REM_INV_REQ_ERR);
+                    return self.refuse(head, IBV_WC_REM_INV_REQ_ERR);
                 }
                 self.body = Body::Operands(head, word);
                 return Ok(());
@@ -767,6 +783,9 @@ impl TcpQueues {
             }
             return self.retire(head.ack);
         }
+        if self.refused_peer {
+            return Ok(());
+        }
         if head.kind.takes_receive() {
             self.receive_done(head, IBV_WC_SUCCESS);
         }
@@ -774,18 +793,24 @@ impl TcpQueues {
         Ok(())
     }
 
-    /// Refuses a request of the peer: the connection ends.
-    fn refuse(&mut self, status: c_int) -> Result<(), Broken> {
+    /// Refuses a request of the peer. It and those behind it have no effect; this side still executes
+    /// the peer's answers, as the peer may wait for room before it reads those of this side.
+    fn refuse(&mut self, refused: Head, status: c_int) -> Result<(), Broken> {
         let head = Head {
             syndrome: status as u8,
             ..Head::new(Kind::Refuse, 0)
         };
         self.push_head(head);
-        self.write_out();
         self.refused_peer = true;
-        let report = Report::Closed(Status::PEER_ACCESS);
-        self.shared.events.qp(self.ends[0].qpn, report);
-        Err(Broken::Refused)
+        // Bytes that are no frame may follow, and end the connection at once.
+        self.write_out();
+        self.begin(refused)
+    }
+
+    /// Whether the connection has taken a refusal. A queue pair on itself reads it first.
+    fn has_refused(&self) -> bool {
+        let [own, peer] = self.ends;
+        self.refused_peer && self.output.is_empty() && !self.has_failed() && own != peer
     }
 
     /// The peer refuses the oldest request. No frame behind it is executed.
@@ -937,6 +962,10 @@ impl Queues for TcpQueues {
             }
         }
         match self.write() {
+            Ok(_) if self.has_refused() => {
+                self.break_off(Broken::Refused, IBV_WC_RETRY_EXC_ERR);
+                true
+            }
             Ok(wrote) => wrote || self.output.waits(),
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
@@ -956,7 +985,7 @@ impl Queues for TcpQueues {
     }
 
     fn has_failed(&self) -> bool {
-        self.refused_peer
+        self.refused_peer && matches!(self.link, Link::Broken)
     }
 
     fn arm(&mut self) {

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::provider::tcp::poller::Poller;
 
-/// A connection that has this frame without an end, and takes bytes once it is open.
+/// A connection that has these bytes at each read, and takes bytes once it is open.
 struct Endless {
-    frame: Vec<u8>,
+    bytes: Vec<u8>,
     /// Relaxed: only the value counts.
     open: Arc<AtomicBool>,
 }
@@ -15,7 +15,7 @@ struct Endless {
 impl Wire for Endless {
     unsafe fn read(&mut self, into: &[libc::iovec]) -> io::Result<usize> {
         let room = into[0].iov_len;
-        let bytes = self.frame.repeat(40);
+        let bytes = &self.bytes;
         assert!(into.len() == 1 && bytes.len() <= room);
         // SAFETY: the caller's promise; the bytes fit.
         unsafe { std::ptr::copy(bytes.as_ptr(), into[0].iov_base.cast(), bytes.len()) };
@@ -38,8 +38,13 @@ impl Wire for Endless {
     fn close(self: Box<Self>) {}
 }
 
-/// A queue pair whose peer sends this frame, and what lets its bytes pass.
+/// A queue pair whose peer sends frames of this kind.
 fn flooded(kind: Kind) -> (TcpQueues, Arc<AtomicBool>) {
+    reading(Head::new(kind, 0).encode().repeat(40))
+}
+
+/// A queue pair whose peer sends these bytes, and what lets its own pass.
+fn reading(bytes: Vec<u8>) -> (TcpQueues, Arc<AtomicBool>) {
     let shared = Arc::new(Shared {
         registrations: Registrations::default(),
         chunks: None,
@@ -54,10 +59,14 @@ fn flooded(kind: Kind) -> (TcpQueues, Arc<AtomicBool>) {
     let mut queues = TcpQueues::new(&shared, PdId(1), Access::ALL, ring, None);
     let open = Arc::new(AtomicBool::new(false));
     let wire = Endless {
-        frame: Head::new(kind, 0).encode().to_vec(),
+        bytes,
         open: Arc::clone(&open),
     };
-    queues.connect_to_itself([End::default(); 2], Box::new(wire));
+    let peer = End {
+        qpn: 1,
+        ..End::default()
+    };
+    queues.connect_to_itself([End::default(), peer], Box::new(wire));
     (queues, open)
 }
 
@@ -82,4 +91,24 @@ fn a_peer_that_reads_no_answers_ends_its_connection() {
     assert!(queues.progress());
     assert!(matches!(queues.link, Link::Broken));
     assert_eq!(queues.executed, FETCHES as u64);
+}
+
+#[test]
+fn a_refusal_follows_the_answers_before_it_and_ends_the_connection() {
+    let [answered, refused, behind] = [(Kind::Read, 0), (Kind::Write, 8), (Kind::FetchAdd, 8)]
+        .map(|(kind, len)| Head::new(kind, len).encode());
+    let (mut queues, open) =
+        reading([&answered[..], &refused, &[1; 8], &behind, &[1; 16]].concat());
+    for _ in 0..3 {
+        assert!(queues.progress());
+        queues.flush();
+        queues.arm();
+        assert!(!queues.has_failed());
+        assert_eq!(queues.output.left(), 2 * HEAD as u64);
+    }
+    open.store(true, Ordering::Relaxed);
+    assert!(queues.flush());
+    assert!(matches!(queues.link, Link::Broken) && queues.has_failed());
+    assert_eq!(queues.executed, 1);
+    assert!(!queues.flush() && !queues.progress());
 }
