@@ -214,6 +214,7 @@ cases! {
     a_refused_copy_to_the_host_ends_the_connection => refused("cuMemcpyDtoHAsync_v2");
     a_refused_copy_to_the_gpu_ends_the_connection => refused("cuMemcpyHtoDAsync_v2");
     a_refused_event_ends_the_connection => refused("cuEventRecord");
+    a_copy_whose_end_is_unknown_ends_the_connection => refused("cuEventQuery");
     a_refusal_follows_the_answers_before_it => refusal_behind_an_answer();
     a_copy_that_does_not_end_ends_the_connection => stuck();
 }

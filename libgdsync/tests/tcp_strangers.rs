@@ -325,6 +325,24 @@ fn early_claims_wait_for_their_queue_pair() {
     assert_eq!(early.join().unwrap(), Some(Verdict::Welcome));
 }
 
+#[test]
+fn an_early_claim_whose_peer_has_gone_is_dropped() {
+    let _alone = alone();
+    let gpu = Gpu::soft().unwrap();
+    let device = device(&gpu, false);
+    let side = Side::new(&device, &QpConfig::default());
+    let there = side.qp.address();
+    let opened = speaker::open(socket(&there));
+    let stream = opened.0.try_clone().unwrap();
+    let early = std::thread::spawn(move || Speaker::claim(opened, KEY, &claim_to(&there)).1);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!early.is_finished());
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let load = load();
+    assert!(load < 0.7, "{load}");
+    assert_eq!(early.join().unwrap(), None);
+}
+
 /// A peer gives up an attempt before it begins another one, and the proof of the first may arrive
 /// last: the queue pair keeps the later connection.
 #[test]

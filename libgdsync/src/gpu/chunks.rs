@@ -57,7 +57,7 @@ impl Chunks {
             number: self.idle.lock().pop()?,
             chunks: Arc::clone(self),
             len: if left <= LEN { left } else { PART },
-            copy: None,
+            copy: Copy::None,
         })
     }
 }
@@ -82,8 +82,28 @@ pub(crate) struct Chunk {
     number: usize,
     /// Bytes of its part.
     pub len: usize,
-    /// The device memory of its copy, and when that was started, until it is done.
-    copy: Option<(Region, Instant)>,
+    copy: Copy,
+}
+
+/// The copy of a chunk.
+enum Copy {
+    None,
+    /// It uses this device memory since that time.
+    Running(Region, Instant),
+    /// It has failed, and uses neither the chunk nor device memory.
+    Failed,
+    /// It has not ended in time, and may use the chunk and this device memory at any time.
+    Stuck(Region),
+}
+
+impl Copy {
+    /// A copy between a chunk and `region` that has failed.
+    fn failed(e: &Error, region: Region) -> Copy {
+        match e.kind() {
+            Kind::Timeout => Copy::Stuck(region),
+            _ => Copy::Failed,
+        }
+    }
 }
 
 impl Chunk {
@@ -95,33 +115,45 @@ impl Chunk {
     /// Starts the copy of its part from or to the bytes of `region` from `offset` on.
     ///
     /// # Errors
-    /// `Invalid` if the region has no such bytes; errors of the runtime.
+    /// `Invalid` if the region has no such bytes; `Timeout` and others of the runtime.
     pub fn copy(&mut self, way: Way, region: &Region, offset: usize) -> Result<()> {
         let at = region.span(offset, self.len)?.addr();
         let host = self.memory().as_ptr();
         // SAFETY: the chunk keeps the region until the copy is done, and one transfer has the chunk.
-        unsafe { (self.chunks.copier).start(self.number, way, host, at, self.len)? };
-        self.copy = Some((region.clone(), Instant::now()));
-        Ok(())
+        let started = unsafe { (self.chunks.copier).start(self.number, way, host, at, self.len) };
+        self.copy = match &started {
+            Ok(()) => Copy::Running(region.clone(), Instant::now()),
+            Err(e) => Copy::failed(e, region.clone()),
+        };
+        started
     }
 
     /// Whether its copy is done.
     ///
     /// # Errors
-    /// `Timeout` after 10 s; `DeviceLost`, `System`: the copy has failed.
+    /// `Timeout` after 10 s; `DeviceLost`, `System`: the copy has failed. All later calls fail too.
     pub fn is_done(&mut self) -> Result<bool> {
-        let Some((region, start)) = &self.copy else {
-            return Ok(true);
-        };
-        let done = self.chunks.copier.is_done(self.number);
-        if matches!(done, Ok(false)) {
-            if start.elapsed() < LIMIT {
-                return Ok(false);
+        const OPERATION: &str = "copy device memory";
+        let (region, start) = match &self.copy {
+            Copy::None => return Ok(true),
+            Copy::Running(region, start) => (region, start),
+            Copy::Failed | Copy::Stuck(_) => {
+                let what = "its engine has not executed the copy";
+                return Err(Error::new(OPERATION, Kind::System, what));
             }
-            let what = format!("{:?} did not finish a copy within {LIMIT:?}", region.gpu());
-            return Err(Error::new("copy device memory", Kind::Timeout, what));
-        }
-        self.copy = None;
+        };
+        let done = match self.chunks.copier.is_done(self.number) {
+            Ok(false) if start.elapsed() < LIMIT => return Ok(false),
+            Ok(false) => {
+                let what = format!("{:?} did not finish a copy within {LIMIT:?}", region.gpu());
+                Err(Error::new(OPERATION, Kind::Timeout, what))
+            }
+            done => done,
+        };
+        self.copy = match &done {
+            Ok(_) => Copy::None,
+            Err(e) => Copy::failed(e, region.clone()),
+        };
         done
     }
 }
@@ -131,9 +163,9 @@ impl Drop for Chunk {
         while matches!(self.is_done(), Ok(false)) {
             std::hint::spin_loop();
         }
-        match self.copy.take() {
-            None => self.chunks.idle.lock().push(self.number),
-            Some((region, _)) => std::mem::forget(region),
+        match std::mem::replace(&mut self.copy, Copy::None) {
+            Copy::Stuck(region) => std::mem::forget(region),
+            _ => self.chunks.idle.lock().push(self.number),
         }
     }
 }

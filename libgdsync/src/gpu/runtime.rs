@@ -130,7 +130,10 @@ pub(crate) enum Way {
 /// A copy engine that copies beside the caller, and that no wait of a stream of the application blocks.
 /// When it is dropped, all copies are done.
 pub(crate) trait Copier: Send + Sync {
-    /// Starts the copy of a slot, whose last copy is done. After an error none is in progress.
+    /// Starts the copy of a slot, whose last copy is done.
+    ///
+    /// # Errors
+    /// After `Timeout` it may be in progress, after any other error it is not.
     ///
     /// # Safety
     /// Both ranges are valid until the copy is done, `host` is pinned, and nothing else accesses it.
@@ -143,6 +146,9 @@ pub(crate) trait Copier: Send + Sync {
         len: usize,
     ) -> Result<()>;
     /// Whether the last copy of a slot is done.
+    ///
+    /// # Errors
+    /// As [`Copier::start`].
     fn is_done(&self, slot: usize) -> Result<bool>;
 }
 

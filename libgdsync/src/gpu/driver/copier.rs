@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::calls::{Handle, NOT_READY};
 use super::context::Context;
 use super::engine;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::gpu::runtime::{Copier, Way};
 use crate::memop::DevicePtr;
 
@@ -45,6 +45,17 @@ impl DriverCopier {
         }
         Ok(copier)
     }
+
+    /// Waits for the copies behind an error, which says nothing about them.
+    fn settle(&self, outcome: Result<()>) -> Result<()> {
+        let Err(e) = outcome else {
+            return Ok(());
+        };
+        match engine::finish(&self.context, self.stream, OPERATION) {
+            Err(late) if late.kind() == Kind::Timeout => Err(late),
+            _ => Err(e),
+        }
+    }
 }
 
 impl Copier for DriverCopier {
@@ -66,12 +77,7 @@ impl Copier for DriverCopier {
             };
             self.context.check(copied, OPERATION)?;
             let recorded = driver.event_record(self.events[slot], self.stream);
-            let recorded = self.context.check(recorded, OPERATION);
-            if recorded.is_err() {
-                // The first error is the one to report.
-                let _ = engine::finish(&self.context, self.stream, OPERATION);
-            }
-            recorded
+            self.settle(self.context.check(recorded, OPERATION))
         }
     }
 
@@ -82,7 +88,8 @@ impl Copier for DriverCopier {
         if asked.code == NOT_READY {
             return Ok(false);
         }
-        self.context.check(asked, OPERATION).map(|()| true)
+        self.settle(self.context.check(asked, OPERATION))
+            .map(|()| true)
     }
 }
 

@@ -62,6 +62,10 @@ pub(in crate::provider) trait Queues: Send {
     /// Puts the queue pair in error. Returns whether its requests complete: a lost device does not
     /// complete them.
     fn to_error(&mut self) -> bool;
+    /// Whether [`Queues::poll`] has completions.
+    fn has_completions(&self) -> bool {
+        false
+    }
     /// Executes work that needs no post, such as that of the peer; returns whether there was any.
     fn progress(&mut self) -> bool {
         false
@@ -422,12 +426,16 @@ impl<Q: Queues> Relay<Q> {
         busy | self.settle()
     }
 
-    /// Posts new sends and sends them; all other work is left to the thread.
-    pub(in crate::provider) fn push(&mut self) {
-        if self.state != State::Down {
-            self.read_sends();
-            self.queues.flush();
+    /// Posts new sends and sends them. Returns whether there is other work, which the thread does.
+    pub(in crate::provider) fn push(&mut self) -> bool {
+        if self.state == State::Down {
+            return false;
         }
+        self.read_sends();
+        self.queues.flush();
+        let oldest = self.send.flight.front();
+        let ended = oldest.is_some_and(|oldest| !matches!(oldest.stage, Stage::Posted));
+        ended || self.queues.has_completions() || self.queues.needs_thread()
     }
 
     /// Posts the available receives now.

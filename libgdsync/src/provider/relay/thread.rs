@@ -37,6 +37,11 @@ const YIELD: Duration = Duration::from_micros(55);
 const HOLD: Duration = Duration::from_micros(10);
 const FIRST_NAP: Duration = Duration::from_micros(20);
 
+/// The states of a NIC's thread: it polls, it sleeps for at most [`ASSISTED`], or until an event.
+const AWAKE: u32 = 0;
+const NAPS: u32 = 1;
+const SLEEPS: u32 = 2;
+
 /// A queue pair, shared by the thread and its owner.
 pub(in crate::provider) type SharedRelay<Q> = Shared<Relay<Q>>;
 
@@ -82,10 +87,10 @@ pub(in crate::provider) struct Common<S: Source> {
     by_gpu: bool,
     /// How long the thread spins after the last progress.
     spin: Duration,
-    /// True while the thread is about to sleep, or asleep. Stored before the thread's last poll,
-    /// loaded by `ring` after the stores that it announces: both sides have a full fence in
-    /// between, so that one of them sees the other.
-    asleep: AtomicBool,
+    /// [`AWAKE`], [`NAPS`] or [`SLEEPS`]: what the thread does or is about to do. Stored before the
+    /// thread's last poll, loaded by `ring` after the stores that it announces: both sides have a full
+    /// fence in between, so that one of them sees the other.
+    state: AtomicU32,
     /// Tells the thread to end; a wake-up by the bell follows.
     stop: AtomicBool,
     start: Instant,
@@ -120,7 +125,7 @@ impl<S: Source + 'static> Common<S> {
             bell: unsafe { OwnedFd::from_raw_fd(bell) },
             by_gpu,
             spin,
-            asleep: AtomicBool::new(false),
+            state: AtomicU32::new(AWAKE),
             stop: AtomicBool::new(false),
             start: Instant::now(),
             leased: AtomicU64::new(0),
@@ -168,7 +173,7 @@ impl<S: Source + 'static> Common<S> {
             return self.host.ring();
         }
         fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) {
+        if self.state.load(Ordering::Relaxed) != AWAKE {
             let one = 1_u64.to_ne_bytes();
             // SAFETY: a live descriptor and eight bytes. A full counter wakes the thread too.
             let _ = unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
@@ -183,11 +188,7 @@ impl<S: Source + 'static> Common<S> {
 
     /// Sends what was posted to a queue pair by the calling thread, or wakes the thread for it.
     pub fn push(&self, relay: &SharedRelay<S::Queues>) {
-        let push = |relay: &mut Relay<S::Queues>| {
-            relay.push();
-            relay.queues.needs_thread()
-        };
-        if relay.try_with(push).unwrap_or(true) {
+        if relay.try_with(Relay::push).unwrap_or(true) {
             self.ring();
         }
     }
@@ -198,7 +199,14 @@ impl<S: Source + 'static> Common<S> {
         self.lease(ASSISTED);
         // A list that changes is polled in the next call.
         let relays = self.relays.try_lock();
-        relays.is_some_and(|mut relays| self.round(&mut relays))
+        let busy = relays.is_some_and(|mut relays| self.round(&mut relays));
+        // Work may leave a rest that no event announces, such as counts for the peer. A thread that naps
+        // does it after the lease. One that sleeps has stored that state before it armed the queue
+        // pairs, under whose locks work and arming have an order.
+        if busy && self.state.load(Ordering::Relaxed) == SLEEPS {
+            self.ring();
+        }
+        busy
     }
 
     /// Waits as [`Env::wait_until`](gds_step::Env::wait_until) does, and does the NIC's work
@@ -265,10 +273,10 @@ impl<S: Source + 'static> Common<S> {
         while !self.stop.load(Ordering::Acquire) {
             self.follow(&mut relays, &mut seen);
             if self.is_leased() {
-                self.asleep.store(true, Ordering::Relaxed);
+                self.state.store(NAPS, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
                 self.nap(ASSISTED, -1);
-                self.asleep.store(false, Ordering::Relaxed);
+                self.state.store(AWAKE, Ordering::Relaxed);
                 self.source.work();
                 continue;
             }
@@ -308,7 +316,7 @@ impl<S: Source + 'static> Common<S> {
         seen: Option<u32>,
         idle: Duration,
     ) -> bool {
-        self.asleep.store(true, Ordering::Relaxed);
+        self.state.store(SLEEPS, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         for relay in relays.iter() {
             relay.with(|relay| {
@@ -322,7 +330,7 @@ impl<S: Source + 'static> Common<S> {
             || self.round(relays)
             || self.source.before_sleep(relays);
         let woken = news || self.nap_until_event(relays, idle);
-        self.asleep.store(false, Ordering::Relaxed);
+        self.state.store(AWAKE, Ordering::Relaxed);
         woken
     }
 

@@ -208,7 +208,7 @@ impl Door {
         };
         let mut stream = stream?;
         match offer {
-            Offer::Later if since.elapsed() < WAIT => Some(Guest {
+            Offer::Later if since.elapsed() < WAIT && self.is_silent(&stream) => Some(Guest {
                 number,
                 stream,
                 since,
@@ -222,6 +222,12 @@ impl Door {
                 None
             }
         }
+    }
+
+    /// Whether the peer awaits its verdict. One that has given up would keep the thread awake.
+    fn is_silent(&self, stream: &TcpStream) -> bool {
+        let none = |e: io::Error| e.kind() == io::ErrorKind::WouldBlock;
+        !self.shared.poller.take(stream) || stream.peek(&mut [0]).is_err_and(none)
     }
 
     fn lead_guests(&self, hall: &mut Hall) -> bool {

@@ -140,7 +140,9 @@ impl Wire for Sockets {
         self.poller.set(self.writes(), wanted);
     }
 
-    fn close(self: Box<Self>) {
+    fn close(mut self: Box<Self>) {
+        // A connection that is shut down always has room.
+        self.want_room(false);
         if self.write.is_none() {
             let _ = rustix::net::shutdown(&self.read, Shutdown::Write);
             self.poller.linger(self.read);
