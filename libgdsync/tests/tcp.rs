@@ -51,6 +51,11 @@ fn a_stream_outlives_the_device() {
 }
 
 #[test]
+fn a_refused_access_of_the_peer_is_an_error_here() {
+    verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(open);
+}
+
+#[test]
 fn counters_wrap() {
     verbs_device::counters_wrap(open);
 }

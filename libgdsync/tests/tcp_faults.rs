@@ -215,8 +215,8 @@ fn no_changed_byte_of_an_encrypted_connection_has_an_effect() {
     assert!(hits > 500);
 }
 
-/// Without encryption nothing tells changed bytes from others, but they reach no memory that the
-/// queue pair may not access, and each request ends.
+/// Without encryption a queue pair cannot detect a changed byte: each request ends all the same, and
+/// other connections are not affected.
 #[test]
 fn changed_bytes_of_a_plain_connection_end_nothing_else() {
     let gpu = Gpu::soft().unwrap();

@@ -26,7 +26,8 @@ pub(in crate::provider) const SPIN: Duration = Duration::from_micros(500);
 const KEEP: Duration = Duration::from_micros(2);
 const SHORTEST_NAP: Duration = Duration::from_micros(40);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
-/// The length of the sleep if no posts are expected; it only bounds the cost of a missed wake-up.
+/// The length of the sleep if no posts are expected: it bounds the cost of a missed wake-up, and the
+/// delay of what only time brings, such as the next attempt of a connection.
 const SLEEP: Duration = Duration::from_millis(100);
 /// How long after its last poll a thread that assists is expected to poll again, and its longest
 /// sleep.
@@ -371,7 +372,7 @@ fn wait_for(fd: RawFd) -> libc::pollfd {
 /// Sleeps until a descriptor is ready, at most for `limit`. Negative descriptors are ignored.
 fn poll(fds: &mut [libc::pollfd], limit: Duration) {
     let limit = libc::timespec {
-        tv_sec: 0,
+        tv_sec: limit.as_secs() as i64,
         tv_nsec: limit.subsec_nanos().into(),
     };
     // SAFETY: the entries, a time, and no mask.

@@ -3,7 +3,7 @@
 //! A frame is a head of [`HEAD`] bytes and its payload. Requests have no numbers: both sides count
 //! them. `ack` in each head is the number of the receiver's requests that the sender has executed,
 //! `receives` the number of receives that the sender has posted: a request that takes a receive is
-//! sent only if there is one, so that each side reads on whatever its receives. All numbers are
+//! sent only if there is one, so a side never stops reading because it has no receive. All numbers are
 //! little-endian.
 //!
 //! | bytes | content |

@@ -15,7 +15,7 @@ use crate::gpu::{AHEAD, Chunk, Chunks};
 /// Bytes of the buffer.
 const BUFFER: usize = 64 * 1024;
 /// Payloads up to this length are stored at once, from low addresses to high ones, each aligned word
-/// at once. Words that announce others are such.
+/// at once. A word that announces other data is such a payload.
 pub const SHORT: usize = 8 * 1024;
 /// Maximum number of pieces that are read into at once.
 const PIECES: usize = 8;
@@ -74,9 +74,9 @@ impl Sink {
 /// A payload that is being received.
 #[derive(Default)]
 pub struct Payload {
-    pub sink: Sink,
+    sink: Sink,
     /// Bytes that have not been stored yet.
-    pub left: usize,
+    left: usize,
     /// Whether it is stored at once.
     short: bool,
 }
@@ -323,7 +323,7 @@ impl Input {
         }
         let at = self.records.len();
         self.records.resize(at + RECORD, 0);
-        let room = piece(self.records[at..].as_ptr(), RECORD);
+        let room = piece(self.records[at..].as_mut_ptr(), RECORD);
         // SAFETY: bytes of this structure.
         let outcome = read(unsafe { wire.read(&[room]) });
         let n = *outcome.as_ref().unwrap_or(&0);

@@ -109,8 +109,8 @@ struct Slot {
     registration: Option<Registration>,
 }
 
-/// The registrations of a device. A key is an index in the table and a generation, so that the key of
-/// a former registration is not taken for a new one's.
+/// The registrations of a device. A key is an index in the table and a generation: a former key of an
+/// entry is unknown for the next 254 registrations of that entry.
 #[derive(Default)]
 pub struct Registrations(RwLock<Vec<Slot>>);
 
@@ -126,7 +126,8 @@ impl Registrations {
             slots.push(Slot::default());
         }
         let slot = &mut slots[index];
-        slot.generation = slot.generation.wrapping_add(1);
+        // No key is 0.
+        slot.generation = slot.generation.wrapping_add(1).max(1);
         slot.registration = Some(Registration {
             pd,
             region: region.clone(),

@@ -3,8 +3,8 @@
 //! The rings of a queue pair are in memory of the library, and the CPU reads them
 //! ([`relay`](super::relay)). [`queues`] is one queue pair: it sends requests as frames ([`frame`])
 //! and executes those of the peer, in memory that is registered ([`memory`]); [`output`] and
-//! [`input`] are its two directions, [`seal`] encrypts them, [`delay`] says when counts are sent. [`wire`] is a connection; [`dial`]
-//! connects, [`door`] accepts, and both prove by [`greeting`] that they are of the same job.
+//! [`input`] are its two directions, [`seal`] encrypts them, [`delay`] says when counts are sent.
+//! [`wire`] is a connection; [`dial`] connects, [`door`] accepts, and both prove by [`greeting`] that they are of the same job.
 //! [`poller`] has all sockets of a device, [`address`] the address where peers connect to it.
 //!
 //! A thread of the device does the work, unless a thread of the application that waits does it
@@ -81,7 +81,7 @@ const ENOUGH: usize = 4;
 /// How long the thread spins with fewer processors, where it takes one from a rank.
 const SHORT_SPIN: Duration = Duration::from_micros(20);
 
-/// Why a connection is of no use.
+/// Why a connection has ended, or was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "public for tests alone")]
 pub enum Broken {
@@ -315,7 +315,12 @@ impl Nic for TcpNic {
             let what = "TCP carries no datagrams; connect the queue pair, or use a NIC";
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
         }
-        let qpn = self.qpns.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
+        // The numbers wrap.
+        let next = || self.qpns.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
+        let used = |qpn: &u32| self.common.source.qps.lock().contains_key(qpn);
+        let qpn = std::iter::repeat_with(next)
+            .find(|qpn| !used(qpn))
+            .unwrap_or(0);
         let (.., slots, stride) = rings.recv_ring;
         let limits = Limits {
             sends: REQUESTS,
