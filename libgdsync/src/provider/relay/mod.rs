@@ -20,6 +20,7 @@ pub(in crate::provider) mod translate;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Instant;
 
 use gds_step::{Machine, Step, Time};
 use gdsync_sys::verbs::types::{ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
@@ -77,6 +78,10 @@ pub(in crate::provider) trait Queues: Send {
     /// Whether there is work that the end of a time causes, which the NIC's thread does.
     fn needs_thread(&self) -> bool {
         false
+    }
+    /// When the next work is due that no event announces.
+    fn due(&self) -> Option<Instant> {
+        None
     }
     /// Whether there is work that no event announces, because a copy engine of a GPU is at it.
     fn is_copying(&self) -> bool {

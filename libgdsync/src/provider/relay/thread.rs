@@ -27,7 +27,7 @@ const KEEP: Duration = Duration::from_micros(2);
 const SHORTEST_NAP: Duration = Duration::from_micros(40);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// The length of the sleep if no posts are expected: it bounds the cost of a missed wake-up, and the
-/// delay of what only time brings, such as the next attempt of a connection.
+/// delay of what only time brings, such as the end of a time limit.
 const SLEEP: Duration = Duration::from_millis(100);
 /// How long after its last poll a thread that assists is expected to poll again, and its longest
 /// sleep.
@@ -341,6 +341,11 @@ impl<S: Source + 'static> Common<S> {
             true => (idle / 8).clamp(SHORTEST_NAP, LONGEST_NAP),
             false => SLEEP,
         };
+        let due = |relay: &SharedRelay<S::Queues>| relay.with(|relay| relay.queues.due());
+        let due = relays.iter().filter_map(due).min();
+        let nap = due.map_or(nap, |due| {
+            nap.min(due.saturating_duration_since(Instant::now()))
+        });
         let (rung, revents) = self.nap(nap, self.source.fd());
         rung | (revents != 0 && self.source.take_events(relays, revents))
     }

@@ -125,6 +125,13 @@ impl Dial {
         }
     }
 
+    /// When it goes on without an event.
+    pub fn due(&self) -> Instant {
+        self.attempt
+            .as_ref()
+            .map_or(self.next, |attempt| attempt.until)
+    }
+
     fn begin(&mut self, now: Instant) -> Result<(), Broken> {
         let stream = wire::connect(self.to).map_err(|e| Broken::of(&e))?;
         self.poller.add(&stream, true).map_err(|e| Broken::of(&e))?;

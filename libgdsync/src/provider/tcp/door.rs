@@ -18,8 +18,10 @@ use super::queues::{Offer, Shared, TcpQueues};
 use super::wire::{self, Sockets, Wire};
 use crate::provider::relay::thread::{SharedRelay, Source};
 
-/// Maximum number of connections without a proof; beyond it the oldest is closed.
+/// Maximum number of connections without a proof; beyond it the oldest is closed, after a time in which
+/// a proof may arrive.
 const STRANGERS: usize = 64;
+const ARRIVAL: Duration = Duration::from_millis(5);
 /// Time limit of a connection until its proof.
 const PROOF: Duration = Duration::from_secs(5);
 /// Maximum number of proven connections that wait for their queue pair, and their time limit.
@@ -117,6 +119,13 @@ impl Door {
     /// Accepts new connections; returns whether there was any.
     fn accept(&self, hall: &mut Hall) -> bool {
         for count in 0..STEP {
+            if hall.strangers.len() == STRANGERS {
+                match hall.strangers.front() {
+                    // The system keeps the new one until then.
+                    Some(oldest) if oldest.since.elapsed() < ARRIVAL => return count > 0,
+                    _ => hall.strangers.pop_front(),
+                };
+            }
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(e) => {
@@ -131,9 +140,6 @@ impl Door {
             let ready = stream.set_nonblocking(true);
             if ready.is_err() || self.shared.poller.add(&stream, false).is_err() {
                 continue;
-            }
-            if hall.strangers.len() == STRANGERS {
-                hall.strangers.pop_front();
             }
             hall.accepted += 1;
             hall.strangers.push_back(Stranger {

@@ -361,6 +361,13 @@ impl Queues for TcpQueues {
         connecting || self.has_news() || self.is_copying()
     }
 
+    fn due(&self) -> Option<Instant> {
+        match &self.link {
+            Link::Dialled(dial) => Some(dial.due()),
+            _ => None,
+        }
+    }
+
     fn is_copying(&self) -> bool {
         self.input.is_copying() || self.output.waits()
     }
