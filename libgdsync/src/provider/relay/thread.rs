@@ -94,9 +94,7 @@ pub(in crate::provider) struct Common<S: Source> {
     state: AtomicU32,
     /// Tells the thread to end; a wake-up by the bell follows.
     stop: AtomicBool,
-    start: Instant,
-    /// Until when another thread does the work, in nanoseconds since `start`. A hint, so it is
-    /// relaxed.
+    /// Until when another thread does the work: a [`Time`] of the host. A hint, so it is relaxed.
     leased: AtomicU64,
 }
 
@@ -128,7 +126,6 @@ impl<S: Source + 'static> Common<S> {
             spin,
             state: AtomicU32::new(AWAKE),
             stop: AtomicBool::new(false),
-            start: Instant::now(),
             leased: AtomicU64::new(0),
         })
     }
@@ -196,8 +193,8 @@ impl<S: Source + 'static> Common<S> {
 
     /// Polls every queue pair once, by a thread that waits and polls again at once. Returns whether
     /// there was work.
-    pub fn assist(&self) -> bool {
-        self.lease(ASSISTED);
+    pub fn assist(&self, now: Time) -> bool {
+        self.lease(now + ASSISTED);
         // A list that changes is polled in the next call.
         let relays = self.relays.try_lock();
         let busy = relays.is_some_and(|mut relays| self.round(&mut relays));
@@ -221,20 +218,21 @@ impl<S: Source + 'static> Common<S> {
             if condition() {
                 break true;
             }
-            let now = self.host.now();
+            let mut now = self.host.now();
             if now >= deadline {
                 break false;
             }
             let idle = now.since(*last.get_or_insert(now));
             if idle >= YIELD {
                 let sleep = nap.min(deadline.since(now));
-                self.lease(sleep + ASSISTED);
+                self.lease(now + sleep + ASSISTED);
                 poll(&mut [wait_for(self.source.fd())], sleep);
+                now = self.host.now();
                 nap = (nap * 2).min(ASSISTED);
             } else if idle >= HOLD {
                 std::thread::yield_now();
             }
-            busy = self.assist();
+            busy = self.assist(now);
             if busy {
                 (last, nap) = (None, FIRST_NAP);
             }
@@ -252,15 +250,14 @@ impl<S: Source + 'static> Common<S> {
         end
     }
 
-    /// Leaves the work to the calling thread for a time.
-    fn lease(&self, time: Duration) {
-        let until = (self.start.elapsed() + time).as_nanos() as u64;
-        self.leased.store(until, Ordering::Relaxed);
+    /// Leaves the work to the calling thread until then.
+    fn lease(&self, until: Time) {
+        self.leased.store(until.as_nanos(), Ordering::Relaxed);
     }
 
     /// Whether another thread does the work.
     fn is_leased(&self) -> bool {
-        self.start.elapsed() < Duration::from_nanos(self.leased.load(Ordering::Relaxed))
+        self.host.now() < Time::from_nanos(self.leased.load(Ordering::Relaxed))
     }
 
     /// The loop of the thread.

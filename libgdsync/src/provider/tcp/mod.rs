@@ -232,8 +232,8 @@ struct Assistant {
 }
 
 impl Machine for Assistant {
-    fn step(&mut self, _: Time) -> Step {
-        match self.gpu.runtime().waits() && self.common.assist() {
+    fn step(&mut self, now: Time) -> Step {
+        match self.gpu.runtime().waits() && self.common.assist(now) {
             true => Step::Progress,
             false => Step::IdleUntil(None),
         }

@@ -34,6 +34,8 @@ struct Inner {
     /// that a call of the system is worth while, and the call provides the order. A descriptor may be
     /// closed and used again meanwhile; then a call is made for nothing.
     ready: Box<[AtomicU64]>,
+    /// As `ready`, of those that had room, until [`Poller::take_room`].
+    room: Box<[AtomicU64]>,
     lingering: Mutex<Lingering>,
     /// Whether there are such sockets. A hint, so it is relaxed.
     lingers: AtomicBool,
@@ -54,7 +56,8 @@ impl Poller {
     pub fn new() -> io::Result<Poller> {
         Ok(Poller(Arc::new(Inner {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
-            ready: (0..MOST / 64).map(|_| AtomicU64::new(0)).collect(),
+            ready: bits(),
+            room: bits(),
             lingering: Mutex::default(),
             lingers: AtomicBool::new(false),
         })))
@@ -70,10 +73,10 @@ impl Poller {
         Ok(epoll::add(&self.0.epoll, socket, data, flags(room))?)
     }
 
-    /// Changes whether a socket is ready for room in it. A refusal only delays the thread.
-    pub fn set(&self, socket: impl AsFd, room: bool) {
+    /// Changes whether a socket is ready for room in it. Returns whether the system does so.
+    pub fn set(&self, socket: impl AsFd, room: bool) -> bool {
         let data = token(&socket);
-        let _ = epoll::modify(&self.0.epoll, socket, data, flags(room));
+        epoll::modify(&self.0.epoll, socket, data, flags(room)).is_ok()
     }
 
     /// Does not report a socket as ready, until [`Poller::set`].
@@ -133,23 +136,44 @@ impl Poller {
         let mut events = [none; EVENTS];
         let count = epoll::wait(&self.0.epoll, &mut events[..], Some(&now)).unwrap_or(0);
         for event in &events[..count] {
-            let fd = event.data.u64() as usize;
-            if let Some(bits) = self.0.ready.get(fd / 64) {
-                bits.fetch_or(1 << (fd % 64), Ordering::Relaxed);
+            let (fd, flags) = (event.data.u64() as usize, event.flags);
+            // An error is found by a read and by a write.
+            for (all, other) in [
+                (&self.0.ready, EventFlags::OUT),
+                (&self.0.room, EventFlags::IN),
+            ] {
+                if flags != other
+                    && let Some(bits) = all.get(fd / 64)
+                {
+                    bits.fetch_or(1 << (fd % 64), Ordering::Relaxed);
+                }
             }
         }
     }
 
-    /// Whether a socket was ready since the last call.
+    /// Whether a socket was ready to be read since the last call.
     pub fn take(&self, socket: impl AsFd) -> bool {
-        let fd = socket.as_fd().as_raw_fd() as usize;
-        let Some(bits) = self.0.ready.get(fd / 64) else {
-            return true;
-        };
-        let bit = 1 << (fd % 64);
-        bits.load(Ordering::Relaxed) & bit != 0
-            && bits.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+        take(&self.0.ready, &socket)
     }
+
+    /// Whether a socket had room since the last call.
+    pub fn take_room(&self, socket: impl AsFd) -> bool {
+        take(&self.0.room, &socket)
+    }
+}
+
+fn bits() -> Box<[AtomicU64]> {
+    (0..MOST / 64).map(|_| AtomicU64::new(0)).collect()
+}
+
+/// Clears the bit of a socket; returns it.
+fn take(all: &[AtomicU64], socket: &impl AsFd) -> bool {
+    let fd = socket.as_fd().as_raw_fd() as usize;
+    let Some(bits) = all.get(fd / 64) else {
+        return true;
+    };
+    let bit = 1 << (fd % 64);
+    bits.load(Ordering::Relaxed) & bit != 0 && bits.fetch_and(!bit, Ordering::Relaxed) & bit != 0
 }
 
 /// What events name a socket by.

@@ -58,6 +58,9 @@ pub struct Sockets {
     poller: Poller,
     /// Whether the poller reports room.
     room: bool,
+    /// Whether the last write found no room. The next one waits for a report, which comes when a third of
+    /// the room is free: a thread that polls would write few bytes at a time.
+    full: bool,
 }
 
 impl Sockets {
@@ -69,6 +72,7 @@ impl Sockets {
             write: None,
             poller: poller.clone(),
             room: false,
+            full: false,
         }
     }
 
@@ -85,11 +89,32 @@ impl Sockets {
             write: Some(write.into()),
             poller: poller.clone(),
             room: false,
+            full: false,
         })
     }
 
     fn writes(&self) -> &OwnedFd {
         self.write.as_ref().unwrap_or(&self.read)
+    }
+
+    /// Writes without a look at what the poller reported.
+    ///
+    /// # Safety
+    /// As [`Wire::write`].
+    unsafe fn put(&self, from: &[iovec]) -> io::Result<usize> {
+        let fd = self.writes().as_raw_fd();
+        if let [one] = from {
+            // SAFETY: a live socket; the caller's promise for the memory. A closed peer is an error,
+            // no signal.
+            let n = unsafe { libc::send(fd, one.iov_base, one.iov_len, libc::MSG_NOSIGNAL) };
+            return counted(n);
+        }
+        // SAFETY: a structure of numbers and pointers, all zero.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = from.as_ptr().cast_mut();
+        message.msg_iovlen = from.len();
+        // SAFETY: as above.
+        counted(unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) })
     }
 }
 
@@ -113,19 +138,14 @@ impl Wire for Sockets {
     }
 
     unsafe fn write(&mut self, from: &[iovec]) -> io::Result<usize> {
-        let fd = self.writes().as_raw_fd();
-        if let [one] = from {
-            // SAFETY: a live socket; the caller's promise for the memory. A closed peer is an error,
-            // no signal.
-            let n = unsafe { libc::send(fd, one.iov_base, one.iov_len, libc::MSG_NOSIGNAL) };
-            return counted(n);
+        if self.full && self.room && !self.poller.take_room(self.writes()) {
+            return Err(io::ErrorKind::WouldBlock.into());
         }
-        // SAFETY: a structure of numbers and pointers, all zero.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = from.as_ptr().cast_mut();
-        message.msg_iovlen = from.len();
-        // SAFETY: as above.
-        counted(unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) })
+        // SAFETY: the caller's promise.
+        let written = unsafe { self.put(from) };
+        let would_block = |e: &io::Error| e.kind() == io::ErrorKind::WouldBlock;
+        self.full = written.as_ref().is_err_and(would_block);
+        written
     }
 
     fn may_read(&self) -> bool {
@@ -136,8 +156,7 @@ impl Wire for Sockets {
         if self.room == wanted {
             return;
         }
-        self.room = wanted;
-        self.poller.set(self.writes(), wanted);
+        self.room = self.poller.set(self.writes(), wanted) && wanted;
     }
 
     fn close(mut self: Box<Self>) {
@@ -180,5 +199,37 @@ pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     match rustix::net::connect(&socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket.into()),
         Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_connection_is_written_behind_a_report_of_room() {
+        let poller = Poller::new().unwrap();
+        let mut wire = Sockets::to_itself(&poller).unwrap();
+        let mut bytes = [1_u8; 1 << 16];
+        let part = [piece(bytes.as_mut_ptr(), bytes.len())];
+        let full = |outcome: io::Result<usize>| match outcome {
+            Ok(n) => n == 0,
+            Err(e) => e.kind() == io::ErrorKind::WouldBlock,
+        };
+        for _ in 0..3 {
+            // SAFETY: the bytes of this test.
+            while !full(unsafe { wire.write(&part) }) {}
+            wire.want_room(true);
+            // SAFETY: as above.
+            while !full(unsafe { wire.read(&part) }) {}
+            // SAFETY: as above.
+            assert!(full(unsafe { wire.write(&part) }), "nothing is reported");
+            poller.look();
+            // SAFETY: as above.
+            assert!(!full(unsafe { wire.write(&part) }));
+            // Reports are not needed where the last write found room.
+            // SAFETY: as above.
+            assert!(!full(unsafe { wire.write(&part) }));
+        }
     }
 }

@@ -311,6 +311,12 @@ fn a_read_ends_with_its_answer_alone() {
     say(&mut queues, &peer, &[response(3)]);
     let done = [(2, IBV_WC_SUCCESS), (3, IBV_WC_SUCCESS)];
     assert_eq!(ends(&mut queues), done);
+    // Each answer is that of another READ, whatever it counts.
+    post(&mut queues, 4, IBV_WR_RDMA_READ, false);
+    post(&mut queues, 5, IBV_WR_RDMA_READ, false);
+    say(&mut queues, &peer, &[response(3), response(5)]);
+    let done = [(4, IBV_WC_SUCCESS), (5, IBV_WC_SUCCESS)];
+    assert_eq!(ends(&mut queues), done);
 }
 
 #[test]
