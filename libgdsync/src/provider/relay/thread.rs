@@ -33,7 +33,7 @@ const SLEEP: Duration = Duration::from_millis(100);
 /// sleep.
 const ASSISTED: Duration = Duration::from_micros(500);
 /// How long a thread that waits polls before it sleeps, and its first sleep.
-const YIELD: Duration = Duration::from_micros(55);
+const YIELD: Duration = Duration::from_micros(200);
 /// How long of that time it keeps the processor.
 const HOLD: Duration = Duration::from_micros(10);
 const FIRST_NAP: Duration = Duration::from_micros(20);
