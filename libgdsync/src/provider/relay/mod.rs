@@ -431,16 +431,19 @@ impl<Q: Queues> Relay<Q> {
         busy | self.settle()
     }
 
-    /// Posts new sends and sends them. Returns whether there is other work, which the thread does.
-    pub(in crate::provider) fn push(&mut self) -> bool {
-        if self.state == State::Down {
-            return false;
+    /// Posts new sends and sends them; all other work is left to the thread.
+    pub(in crate::provider) fn push(&mut self) {
+        if self.state != State::Down {
+            self.read_sends();
+            self.queues.flush();
         }
-        self.read_sends();
-        self.queues.flush();
+    }
+
+    /// Whether requests have ended that are not reported yet.
+    pub(in crate::provider) fn has_ends(&self) -> bool {
         let oldest = self.send.flight.front();
         let ended = oldest.is_some_and(|oldest| !matches!(oldest.stage, Stage::Posted));
-        ended || self.queues.has_completions() || self.queues.needs_thread()
+        ended || self.queues.has_completions()
     }
 
     /// Posts the available receives now.

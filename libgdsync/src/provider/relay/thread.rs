@@ -186,7 +186,14 @@ impl<S: Source + 'static> Common<S> {
 
     /// Sends what was posted to a queue pair by the calling thread, or wakes the thread for it.
     pub fn push(&self, relay: &SharedRelay<S::Queues>) {
-        if relay.try_with(Relay::push).unwrap_or(true) {
+        // With few processors, a thread that naps does the rest after the lease: it would take the
+        // processor from the thread that has posted, and that is likely to wait now.
+        let later = self.spin < SPIN && self.state.load(Ordering::Relaxed) == NAPS;
+        let push = |relay: &mut Relay<S::Queues>| {
+            relay.push();
+            relay.has_ends() || !later && relay.queues.needs_thread()
+        };
+        if relay.try_with(push).unwrap_or(true) {
             self.ring();
         }
     }
