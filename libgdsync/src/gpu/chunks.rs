@@ -138,7 +138,7 @@ impl Chunk {
             Copy::None => return Ok(true),
             Copy::Running(region, start) => (region, start),
             Copy::Failed | Copy::Stuck(_) => {
-                let what = "its engine has not executed the copy";
+                let what = "an earlier copy of the same transfer has failed";
                 return Err(Error::new(OPERATION, Kind::System, what));
             }
         };
