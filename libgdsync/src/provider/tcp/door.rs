@@ -119,12 +119,11 @@ impl Door {
     /// Accepts new connections; returns whether there was any.
     fn accept(&self, hall: &mut Hall) -> bool {
         for count in 0..STEP {
-            if hall.strangers.len() == STRANGERS {
-                match hall.strangers.front() {
-                    // The system keeps the new one until then.
-                    Some(oldest) if oldest.since.elapsed() < ARRIVAL => return count > 0,
-                    _ => hall.strangers.pop_front(),
-                };
+            let full = hall.strangers.len() == STRANGERS;
+            let arrives = |oldest: &Stranger| oldest.since.elapsed() < ARRIVAL;
+            if full && hall.strangers.front().is_some_and(arrives) {
+                // The system keeps new ones until then.
+                return count > 0;
             }
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
@@ -140,6 +139,9 @@ impl Door {
             let ready = stream.set_nonblocking(true);
             if ready.is_err() || self.shared.poller.add(&stream, false).is_err() {
                 continue;
+            }
+            if full {
+                hall.strangers.pop_front();
             }
             hall.accepted += 1;
             hall.strangers.push_back(Stranger {
