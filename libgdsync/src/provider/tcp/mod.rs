@@ -4,8 +4,8 @@
 //! ([`relay`](super::relay)). [`queues`] is one queue pair: it sends requests as frames ([`frame`])
 //! and executes those of the peer, in memory that is registered ([`memory`]); [`output`] and
 //! [`input`] are its two directions, [`seal`] encrypts them, [`delay`] says when counts are sent.
-//! [`wire`] is a connection; [`dial`] connects, [`door`] accepts, and both prove by [`greeting`] that they are of the same job.
-//! [`poller`] has all sockets of a device, [`address`] the address where peers connect to it.
+//! [`wire`] is a connection; [`dial`] connects, [`door`] accepts, and both prove by [`greeting`] that
+//! they are of the same job. [`poller`] has all sockets of a device, [`address`] the address where peers connect to it.
 //!
 //! A thread of the device does the work, unless a thread of the application that waits does it
 //! ([`Nic::wait_until`]).
@@ -316,11 +316,12 @@ impl Nic for TcpNic {
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
         }
         // The numbers wrap.
-        let next = || self.qpns.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
-        let used = |qpn: &u32| self.common.source.qps.lock().contains_key(qpn);
-        let qpn = std::iter::repeat_with(next)
-            .find(|qpn| !used(qpn))
-            .unwrap_or(0);
+        let qpn = loop {
+            let qpn = self.qpns.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
+            if !self.common.source.qps.lock().contains_key(&qpn) {
+                break qpn;
+            }
+        };
         let (.., slots, stride) = rings.recv_ring;
         let limits = Limits {
             sends: REQUESTS,

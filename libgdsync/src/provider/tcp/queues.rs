@@ -295,21 +295,17 @@ impl Queues for TcpQueues {
     }
 
     fn progress(&mut self) -> bool {
-        match &self.link {
-            Link::None | Link::Broken => return false,
-            Link::Awaited | Link::Dialled(_) => return self.connecting(),
-            Link::Open(_) => {}
+        if matches!(self.link, Link::None | Link::Broken) {
+            return false;
         }
         if !self.confirmed && self.is_late() {
             self.end_connection(Broken::Late, IBV_WC_RETRY_EXC_ERR);
             return true;
         }
-        if let Link::Open(wire) = &self.link
-            && !wire.may_read()
-            && !self.more
-            && self.hot == 0
-            && !self.input.is_copying()
-        {
+        let Link::Open(wire) = &self.link else {
+            return self.connecting();
+        };
+        if !wire.may_read() && !self.more && self.hot == 0 && !self.input.is_copying() {
             return false;
         }
         match self.receive() {

@@ -3,10 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use gdsync_sys::verbs::consts::*;
-
 use super::TcpQueues;
-use crate::provider::tcp::Broken;
 use crate::provider::tcp::dial::Dial;
 use crate::provider::tcp::frame::{Head, Kind};
 use crate::provider::tcp::greeting::{Claim, End, Key, Verdict};
@@ -126,11 +123,8 @@ impl TcpQueues {
         self.limit.is_some_and(|limit| since.elapsed() > limit)
     }
 
+    /// Goes on to connect, if this side does so. Returns whether the connection is open.
     pub(super) fn connecting(&mut self) -> bool {
-        if self.is_late() {
-            self.end_connection(Broken::Late, IBV_WC_RETRY_EXC_ERR);
-            return true;
-        }
         let Link::Dialled(dial) = &mut self.link else {
             return false;
         };

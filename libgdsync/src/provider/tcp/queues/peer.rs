@@ -151,11 +151,7 @@ impl TcpQueues {
             Kind::Response => (self.requests.take_sink(head.len))
                 .ok_or(Broken::Frame("it answers a request that was not sent"))?,
             // Its bytes are dropped.
-            kind if self.refusal.is_some() => {
-                let payload = Payload::new(Sink::default(), kind.payload(head.len) as usize);
-                self.peer.body = Body::Payload(head, payload);
-                return Ok(());
-            }
+            _ if self.refusal.is_some() => Sink::default(),
             kind if kind.takes_receive() && self.peer.receives.is_empty() => {
                 return Err(Broken::Frame("there is no receive for it"));
             }
@@ -169,9 +165,7 @@ impl TcpQueues {
             },
             Kind::Send | Kind::SendImm | Kind::SendInvalidate => {
                 let (own, theirs) = match self.peer.receives[0].sink.take() {
-                    Some(sink) if sink.room() >= head.len.into() => {
-                        return self.expect(head, sink);
-                    }
+                    Some(sink) if sink.room() >= head.len.into() => return self.store(head, sink),
                     Some(_) => (IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR),
                     None => (IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR),
                 };
@@ -198,12 +192,13 @@ impl TcpQueues {
                 return Ok(());
             }
         };
-        self.expect(head, sink)
+        self.store(head, sink)
     }
 
-    /// The payload behind this head goes there.
-    fn expect(&mut self, head: Head, sink: Sink) -> Result<(), Broken> {
-        self.peer.body = Body::Payload(head, Payload::new(sink, head.len as usize));
+    /// Stores the payload behind this head as it arrives.
+    fn store(&mut self, head: Head, sink: Sink) -> Result<(), Broken> {
+        let payload = Payload::new(sink, head.kind.payload(head.len) as usize);
+        self.peer.body = Body::Payload(head, payload);
         Ok(())
     }
 
