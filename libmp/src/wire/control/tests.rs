@@ -1,6 +1,7 @@
 //! Control messages round trip, and other bytes are refused.
 
 use super::super::agree::{Ranks, Stage};
+use super::super::record;
 use super::*;
 
 #[test]
