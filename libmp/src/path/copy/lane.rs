@@ -1,12 +1,20 @@
-//! A lane of copies: the puts that are prepared or in flight, and those that the CPU
-//! executes.
+//! A lane of copies: the puts that are prepared or in flight. [`put`] is one of them, and [`by_cpu`]
+//! executes those that no stream does.
+
+mod by_cpu;
+mod put;
 
 use std::collections::VecDeque;
 
-use gdsync::gpu::{Condition, Region, Word64};
+use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
+pub(crate) use by_cpu::{AT_ONCE, ROUND};
+pub(crate) use put::Put;
+pub(super) use put::{PutState, Target};
+
+use self::put::Slot;
 use super::stream::{LARGE, Tasks};
 use super::wqe::{BLOCK, MOST, Wqes};
 use super::{Copier, Piece, Span};
@@ -14,171 +22,6 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::{Await, Credit, Direct, Flag, MOST_CHUNKS, Name, PUTS, Relay, Stamp};
 use crate::mutant::{Mutant, on};
 use crate::path::INLINE;
-
-/// Number of bytes that the CPU copies in one round, under the context's lock.
-pub(crate) const ROUND: usize = 4 << 20;
-/// Number of bytes that the CPU copies when it posts, under the context's lock.
-pub(crate) const AT_ONCE: usize = 64 << 10;
-/// Bytes of the copy buffer. Each piece of device memory costs two calls of the GPU's driver.
-const BUFFER: usize = 64 << 10;
-
-/// Where a put goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target {
-    /// To memory.
-    Memory,
-    /// A message, to a flagged room. Only a stream posts it.
-    Room,
-    /// A message, to the memory of its receive; a flagged room shows it. Only a stream posts it.
-    Receive,
-    /// The name of the memory of a receive, to device memory. Only a stream posts it.
-    Name,
-    /// A wait for the credit of a message whose puts follow. Only a stream posts it.
-    Credit,
-    /// A wait for such a name, which is stored in host memory of this rank. Only a stream posts it.
-    Relay,
-}
-
-/// A put that is prepared on a lane, in flight, or done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Put {
-    /// The lane, as [`Lane::id`].
-    pub(super) lane: u32,
-    slot: u16,
-    /// Whole words that become visible only after all earlier puts, and end a group of puts.
-    pub(super) words: bool,
-    /// It has a kernel launch of its own.
-    pub(super) large: bool,
-    pub(super) target: Target,
-    /// A kernel waits until the slot of the message is free, or for its receive.
-    pub(in crate::path) waits: bool,
-    serial: u64,
-    /// The value of its report when it is done, unless it goes to memory.
-    pub(super) end: u64,
-}
-
-impl Put {
-    pub(super) fn slot(self) -> usize {
-        self.slot.into()
-    }
-
-    /// Whether a kernel of its own kind executes it, and reports its end in device memory.
-    pub fn reports(self) -> bool {
-        self.target != Target::Memory
-    }
-
-    /// Whether its kernel waits until the slot of the message is free. One that waits for the name of a
-    /// receive is behind the announcement of the message, which needs the slot.
-    pub fn takes_credit(self) -> bool {
-        matches!(self.target, Target::Room | Target::Receive)
-    }
-
-    /// Whether it is a wait, which puts behind it must follow.
-    pub(super) fn is_credit(&self) -> bool {
-        self.target == Target::Credit
-    }
-
-    /// Whether its kernel waits for a receive.
-    pub fn waits_for_receive(self) -> bool {
-        self.target == Target::Receive
-    }
-
-    pub(super) fn serial(self) -> u64 {
-        self.serial
-    }
-}
-
-/// The state of a put.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PutState {
-    /// Its WQE is free.
-    Free,
-    Prepared,
-    /// Posted: done when the put named here, the last of its list, is done.
-    Posted(Put),
-    /// The lane failed before the put was done.
-    Lost,
-}
-
-/// One source of a put's bytes.
-struct Source {
-    region: Region,
-    offset: usize,
-    len: usize,
-}
-
-/// The sources of a put. Most puts have one, which takes no allocation.
-#[derive(Default)]
-pub(super) struct Sources {
-    first: Option<Source>,
-    more: Vec<Source>,
-}
-
-impl From<Piece<'_>> for Source {
-    fn from(piece: Piece<'_>) -> Source {
-        Source {
-            region: piece.region.clone(),
-            offset: piece.offset,
-            len: piece.len,
-        }
-    }
-}
-
-impl Sources {
-    fn push(&mut self, source: Source) {
-        match &self.first {
-            None => self.first = Some(source),
-            Some(_) => self.more.push(source),
-        }
-    }
-
-    pub fn clear(&mut self) {
-        self.first = None;
-        self.more.clear();
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &Source> {
-        self.first.iter().chain(&self.more)
-    }
-}
-
-/// A put.
-pub(super) struct Slot {
-    /// Its number, unique among the puts of the lane.
-    pub serial: u64,
-    pub state: PutState,
-    /// Its length in bytes, at most.
-    pub len: u64,
-    to: Span,
-    /// The parameters of the kernel of a put that reports.
-    pub flag: Flag,
-    pub direct: Direct,
-    pub name: Name,
-    pub relay: Relay,
-    pub credit: Await,
-    /// The report of the WQE when all its puts are done.
-    pub end: u64,
-    /// Held until the put is done or enqueued on a stream.
-    pub(super) from: Sources,
-}
-
-impl Slot {
-    fn free() -> Slot {
-        Slot {
-            serial: 0,
-            state: PutState::Free,
-            len: 0,
-            to: Span::default(),
-            flag: Flag::default(),
-            direct: Direct::default(),
-            name: Name::default(),
-            relay: Relay::default(),
-            credit: Await::default(),
-            end: 0,
-            from: Sources::default(),
-        }
-    }
-}
 
 /// A lane of copies to one rank.
 pub(crate) struct Lane {
@@ -584,11 +427,6 @@ impl Lane {
         }
     }
 
-    /// Whether the CPU has puts to copy.
-    pub fn is_copying(&self) -> bool {
-        !self.queue.is_empty()
-    }
-
     /// Checks that this rank has mapped the destinations of puts that are prepared and complete.
     ///
     /// # Errors
@@ -623,148 +461,4 @@ impl Lane {
             params.chunks += 1;
         }
     }
-
-    /// Queues a put for the CPU; [`Lane::go_on`] executes it.
-    pub fn post(&mut self, put: Put) -> Result<()> {
-        const OPERATION: &str = "post request";
-        self.check(OPERATION)?;
-        if put.reports() {
-            let what = "a message to a flagged room is posted on a stream; post it there";
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
-        self.known(OPERATION, put)?.state = PutState::Posted(put);
-        match on(Mutant::LocalWordFirst) && put.words {
-            true => self.queue.push_front(put),
-            false => self.queue.push_back(put),
-        }
-        Ok(())
-    }
-
-    /// Copies a message now, if it is short, the CPU has no earlier put to copy, and it reaches all of
-    /// the memory: the pieces to `to`, then the words of the message to `pair`. `false`: the words are
-    /// not stored, and puts are needed.
-    ///
-    /// # Errors
-    /// `PeerFailed` if the lane has failed.
-    #[inline]
-    pub fn copy_now<'a>(
-        &self,
-        pieces: impl Iterator<Item = Piece<'a>>,
-        mut to: Span,
-        words: [u64; 2],
-        pair: Span,
-    ) -> Result<bool> {
-        self.check("post request")?;
-        if !self.queue.is_empty() || on(Mutant::LocalWordFirst) {
-            return Ok(false);
-        }
-        let table = &self.copier.table;
-        let Ok((shown, at)) = table.find(pair, size_of_val(&words) as u64) else {
-            return Ok(false);
-        };
-        let mut left = AT_ONCE;
-        for piece in pieces.filter(|piece| piece.len > 0) {
-            let Ok((region, start)) = table.find(to, piece.len as u64) else {
-                return Ok(false);
-            };
-            if piece.len > left
-                || !region.copy_from(start, piece.region, piece.offset, piece.len)?
-            {
-                return Ok(false);
-            }
-            left -= piece.len;
-            to.addr += piece.len as u64;
-        }
-        shown.store_words(at, &words)?;
-        Ok(true)
-    }
-
-    /// Copies at most `left` bytes of the CPU's puts. Returns `true` if the queue had a put.
-    pub fn go_on(&mut self, mut left: usize) -> bool {
-        let any = !self.queue.is_empty();
-        while left > 0
-            && let Some(put) = self.queue.front().copied()
-        {
-            match self.copy(put, &mut left) {
-                Ok(true) => {
-                    self.complete(put);
-                    if on(Mutant::LocalWordFirst) && put.words {
-                        break;
-                    }
-                }
-                Ok(false) => {}
-                Err(e) => {
-                    tracing::warn!(target: "mp", "a put by a copy failed: {e}");
-                    self.fail(Status::LOCAL_ACCESS);
-                }
-            }
-        }
-        any
-    }
-
-    fn complete(&mut self, put: Put) {
-        self.queue.pop_front();
-        self.copied = 0;
-        self.slots[put.slot()].from.clear();
-        // As in `fail`. Release: a reader of the new value finds the bytes in place.
-        let _ = self.wqes.done(put.slot()).store(put.serial);
-    }
-
-    /// Copies at most `left` bytes of the first put. Returns `true` if all of it is copied.
-    fn copy(&mut self, put: Put, left: &mut usize) -> Result<bool> {
-        let Lane {
-            copier,
-            slots,
-            copied,
-            buffer,
-            ..
-        } = self;
-        let slot = &slots[put.slot()];
-        let (to, start) = copier.table.find(slot.to, slot.len)?;
-        let mut skip = *copied;
-        for source in slot.from.iter() {
-            if skip >= source.len {
-                skip -= source.len;
-                continue;
-            }
-            // The words of a put are stored in one step: a stream may take a message by the first
-            // word, and the second is then the next message's.
-            while skip < source.len && (*left > 0 || put.words) {
-                let n = (source.len - skip).min(*left);
-                let n = transfer(source, skip, &to, start + *copied, n, put.words, buffer)?;
-                skip += n;
-                *copied += n;
-                *left = left.saturating_sub(n);
-            }
-            skip = skip.saturating_sub(source.len);
-        }
-        Ok(*copied as u64 == slot.len)
-    }
-}
-
-/// Copies `n` bytes, at most as many as the buffer has if the bytes pass through it, or one word.
-/// Returns the number of bytes.
-fn transfer(
-    from: &Source,
-    at: usize,
-    to: &Region,
-    start: usize,
-    n: usize,
-    words: bool,
-    buffer: &mut Vec<u8>,
-) -> Result<usize> {
-    if words {
-        let mut word = [0; 8];
-        from.region.read(from.offset + at, &mut word)?;
-        to.word64(start)?.store(u64::from_ne_bytes(word))?;
-        return Ok(8);
-    }
-    if to.copy_from(start, &from.region, from.offset + at, n)? {
-        return Ok(n);
-    }
-    buffer.resize(BUFFER, 0);
-    let n = n.min(BUFFER);
-    from.region.read(from.offset + at, &mut buffer[..n])?;
-    to.write(start, &buffer[..n])?;
-    Ok(n)
 }
