@@ -3,32 +3,36 @@
 //! completes, and a list with the puts of these sends. If sends need a kernel that do not wait for
 //! their receives, these have a kernel and a list in front of the waits of the others. Sends of several
 //! work requests and of strided pieces have kernels of their own. If a part is refused, no request is
-//! posted.
+//! posted. [`decide`] prepares the parts, [`undo`] takes them back.
+
+mod decide;
+mod undo;
 
 use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
 
+pub(super) use self::undo::forget_puts;
+
+use self::decide::PASSES;
+use self::undo::take_back_all;
 use super::bind::{is_bound, unbind};
-use super::channel::{LeadIn, SendChannel};
 use super::engine::Engine;
 use super::marks::mark_others;
 use super::null::NULL_RANK;
 use super::packed::staged;
 use super::peer::Need;
 use super::post::{POST, may_wait, unposted};
-use super::receive::{ANY_RANK, advertise, check_ready_order};
-use super::send::{announce, announce_and_wait, by_stream, complete, unstamped};
+use super::receive::ANY_RANK;
 use super::spec::On;
-use super::state::{State, known, no_lane};
+use super::state::{State, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, STAMPS, Stamp};
-use crate::path::{Batch, Lane, Path, Put};
-use crate::plan::{LaneId, PeerLanes, Plan, Refusal};
+use crate::path::{Path, Put};
+use crate::plan::{LaneId, Plan, Refusal};
 use crate::region::{Memory, Strided};
-use crate::request::entry::{Common, Entry, Operation, Outgoing, Poster, ReceiveState, SendState};
+use crate::request::entry::{Entry, Operation, Poster, ReceiveState, SendState};
 use crate::request::reached::Mark;
 use crate::request::table::{RequestKey, Table};
-use crate::wire::word;
 
 /// An operation of the stream.
 enum Part {
@@ -82,27 +86,6 @@ impl Posts {
         self.back.clear();
         self.stamps.iter_mut().for_each(Vec::clear);
     }
-}
-
-/// The passes over the requests, in the order of their parts: what peers wait for comes first.
-const PASSES: [Pass; 5] = [
-    Pass::Receives,
-    Pass::Whole,
-    Pass::Announced,
-    Pass::Short,
-    Pass::Large,
-];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pass {
-    Receives,
-    /// Operations of windows, and sends without a kernel.
-    Whole,
-    /// The announcements of the others.
-    Announced,
-    /// Their payloads: of those that wait for no receive, and of the large ones.
-    Short,
-    Large,
 }
 
 impl Engine {
@@ -261,206 +244,6 @@ impl Engine {
         take_back_all(state, posts)
     }
 
-    /// Prepares what a pass concerns of each request.
-    fn decide_all(&self, state: &mut State, pass: Pass, posts: &mut Posts) -> Result<()> {
-        for at in 0..posts.members.len() {
-            let member = &posts.members[at];
-            let (key, rank) = (member.key, known(&mut state.requests, member.key)?.peer);
-            if member.alone || matches!(rank, ANY_RANK | NULL_RANK) {
-                continue;
-            }
-            let (receive, lane) = (receives(state, member), member.lane);
-            if known(&mut state.requests, key)?.transfer().is_some() {
-                if pass == Pass::Whole {
-                    let puts = state.prepare_transfer(key, lane);
-                    let puts = puts.map_err(|e| e.of_peer(rank))?.into_iter().flatten();
-                    posts.members[at].last = puts.clone().last();
-                    let of = LaneId { rank, lane };
-                    let copies = puts.clone().any(|put| put.is_copy());
-                    posts.made.extend(puts.clone().map(|put| (of, put)));
-                    if let Some(ends) = state.peers.lane(of) {
-                        let before = ends.follows(puts.clone()).map_err(|e| e.of_peer(rank))?;
-                        posts.front.extend(before.map(|put| Part::Done(of, put)));
-                    }
-                    posts.front.extend(copies.then_some(Part::Next));
-                    posts.front.extend(puts.map(|put| Part::Put(of, put)));
-                    posts.front.extend(copies.then_some(Part::Next));
-                }
-                continue;
-            }
-            if receive != (pass == Pass::Receives) || member.last.is_some() {
-                continue;
-            }
-            let decided = match pass {
-                Pass::Receives => decide_receive(state, key, posts),
-                Pass::Whole => self.decide_whole(state, at, posts),
-                Pass::Announced => {
-                    let announced = self.decide_announcement(state, at, posts);
-                    announced.map(|()| None)
-                }
-                Pass::Short | Pass::Large => {
-                    let large = known(&mut state.requests, key)?.large;
-                    match large == (pass == Pass::Large) {
-                        true => self.decide_payload(state, key, posts).map(Some),
-                        false => Ok(None),
-                    }
-                }
-            };
-            if let Some(last) = decided.map_err(|e| e.of_peer(rank))? {
-                posts.members[at].last = Some(last);
-            }
-        }
-        Ok(())
-    }
-
-    /// Prepares a send without a kernel, and returns its last put; `None`: it needs a kernel.
-    fn decide_whole(
-        &self,
-        state: &mut State,
-        member: usize,
-        posts: &mut Posts,
-    ) -> Result<Option<Put>> {
-        let key = posts.members[member].key;
-        let result = state.requests.result_addr(key).0;
-        let rank = known(&mut state.requests, key)?.peer;
-        if let Some(peer) = state.peers.get(rank).filter(|peer| !peer.is_here()) {
-            return Err(peer.error(POST));
-        }
-        let (common, send, channel, link) = state.outgoing(key)?;
-        let (number, len, segments) = (common.number, common.len, common.segments.as_slice());
-        let lane = common.poster.lane;
-        if send.late.is_some() || send.packed.is_some() {
-            return Ok(None);
-        }
-        let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
-        let at = LaneId { rank, lane };
-        if common.large {
-            let Some(last) = complete(&mut batch, channel, common, true)? else {
-                return Ok(None);
-            };
-            batch.lane().end_in(last, result, self.error.addr().0);
-            if !last.waits() {
-                // The receive is posted, so its slot is free.
-                keep(batch.all(), at, &mut posts.made, &mut posts.front);
-                return Ok(Some(last));
-            }
-            let late = channel.late(send);
-            late.complete = true;
-            late.behind.push(last);
-            posts.members[member].behind = true;
-            keep([last].into_iter(), at, &mut posts.made, &mut posts.ready);
-            // Its kernel may be behind one that waits for another receive.
-            if last.waits_for_receive() && channel.blocked_by(number).is_none() {
-                let announced = announce(&mut batch, channel, number, len)?;
-                keep(
-                    [announced].into_iter(),
-                    at,
-                    &mut posts.made,
-                    &mut posts.front,
-                );
-            }
-            return Ok(Some(last));
-        }
-        let last = by_stream(&mut batch, channel, number, segments, len)?;
-        let by_kernel = last.takes_credit();
-        let (made, front) = (&mut posts.made, &mut posts.front);
-        lead_in(
-            channel,
-            number,
-            [true, by_kernel],
-            (batch.lane(), at),
-            made,
-            front,
-        )?;
-        keep(batch.all(), at, &mut posts.made, &mut posts.front);
-        Ok(Some(last))
-    }
-
-    /// Prepares what precedes the kernel of a send: what the stream does before the message, and the
-    /// announcement.
-    fn decide_announcement(
-        &self,
-        state: &mut State,
-        member: usize,
-        posts: &mut Posts,
-    ) -> Result<()> {
-        self.kernels(POST)?;
-        let (common, _, channel, link) = state.outgoing(posts.members[member].key)?;
-        let (number, rank, lane) = (common.number, common.peer, common.poster.lane);
-        let at = LaneId { rank, lane };
-        let of_lane = link.lane(lane).ok_or_else(|| no_lane(POST, rank))?;
-        let (made, front) = (&mut posts.made, &mut posts.front);
-        lead_in(
-            channel,
-            number,
-            [!common.large, false],
-            (&mut *of_lane, at),
-            made,
-            front,
-        )?;
-        if common.large {
-            let mut batch = Batch::new(of_lane);
-            let front = announce_and_wait(&mut batch, channel, number, common.len)?;
-            for (put, parts) in front.into_iter().zip([&mut posts.front, &mut posts.ready]) {
-                keep(put.into_iter(), at, &mut posts.made, parts);
-            }
-            let (ready, value) = (channel.ready(number), word::threshold(number));
-            posts.ready.push(Part::Wait(ready.clone(), value));
-        }
-        posts.members[member].behind = true;
-        Ok(())
-    }
-
-    /// Prepares the payload of a send behind its kernel, and returns its last put.
-    fn decide_payload(&self, state: &mut State, key: RequestKey, posts: &mut Posts) -> Result<Put> {
-        let result = state.requests.result_addr(key).0;
-        let (common, send, channel, link) = state.outgoing(key)?;
-        let (rank, lane) = (common.peer, common.poster.lane);
-        let (number, len, large) = (common.number, common.len, common.large);
-        let segments = common.segments.as_slice();
-        let mut batch = Batch::new(link.lane(lane).ok_or_else(|| no_lane(POST, rank))?);
-        let stamped = large || send.late.is_some();
-        let last = match stamped {
-            true => {
-                channel.make_stamps(&self.paths)?;
-                unstamped(&mut batch, channel, number, large, segments, len)?
-            }
-            false => by_stream(&mut batch, channel, number, segments, len)?,
-        };
-        let at = LaneId { rank, lane };
-        let [short, long] = &mut posts.stamps;
-        let (parts, stamps) = match large {
-            true => (&mut posts.back, long),
-            false => (&mut posts.short, short),
-        };
-        keep(batch.all(), at, &mut posts.made, parts);
-        if stamped {
-            self.add_stamp(&batch, common, send, channel, result, stamps)?;
-        }
-        Ok(last)
-    }
-
-    /// Adds the parameters of the kernel that completes the puts of a send.
-    fn add_stamp(
-        &self,
-        batch: &Batch<'_>,
-        common: &Common,
-        send: &mut Outgoing,
-        channel: &mut SendChannel,
-        result: u64,
-        stamps: &mut Vec<Stamp<MOST_CHUNKS>>,
-    ) -> Result<()> {
-        let late = channel.late(send);
-        late.behind.extend(batch.all());
-        let mut params = self.stamp_params(common, late, channel, result);
-        let found = [late.length.is_some(), late.offset.is_some()];
-        batch
-            .of_lane()
-            .patch(&late.behind, common.large, found, &mut params)?;
-        stamps.push(params);
-        Ok(())
-    }
-
     /// Enqueues what was decided.
     fn submit(&self, state: &mut State, stream: &Stream, posts: &Posts) -> Result<(), Refusal> {
         let mut plan: Plan<'_> = std::mem::take(&mut state.plan).emptied();
@@ -576,33 +359,6 @@ impl Engine {
         }
         self.match_any(state);
     }
-
-    /// Makes the requests as they were before the call.
-    #[cold]
-    fn restore(&self, state: &mut State, stream: &Stream, posts: &Posts) {
-        for (at, put) in posts.made.iter().rev() {
-            if let Some(lane) = state.peers.lane(*at) {
-                // The plan has aborted it already, or it was prepared just now.
-                let _ = lane.abort(*put);
-            }
-        }
-        for member in &posts.members {
-            self.restore_one(state, member, stream);
-        }
-    }
-
-    #[cold]
-    fn restore_one(&self, state: &mut State, member: &Member, stream: &Stream) {
-        if member.bound && !member.taken {
-            return;
-        }
-        forget_puts(state, member.key);
-        unbind(state, member.key);
-        if member.bound {
-            // If there is no room for the puts that were taken back, it has no stream any more.
-            let _ = self.bind_for(state, member.key, member.lane, stream, false);
-        }
-    }
 }
 
 impl Part {
@@ -698,120 +454,4 @@ fn receives(state: &State, member: &Member) -> bool {
         .requests
         .get(member.key)
         .is_some_and(Entry::is_receive)
-}
-
-/// Appends puts that were prepared together.
-fn keep(
-    puts: impl Iterator<Item = Put>,
-    at: LaneId,
-    made: &mut Vec<(LaneId, Put)>,
-    parts: &mut Vec<Part>,
-) {
-    for put in puts {
-        made.push((at, put));
-        parts.push(Part::Put(at, put));
-    }
-}
-
-/// Appends what the stream does before a message.
-fn lead_in(
-    channel: &SendChannel,
-    number: u64,
-    [short, by_kernel]: [bool; 2],
-    (lane, at): (&mut Lane, LaneId),
-    made: &mut Vec<(LaneId, Put)>,
-    parts: &mut Vec<Part>,
-) -> Result<()> {
-    let mut batch = Batch::short(lane);
-    let LeadIn {
-        wait,
-        credit,
-        store,
-    } = channel.lead_in(number, short, by_kernel)?;
-    if let Some(credit) = credit {
-        let put = batch.credit(credit)?;
-        keep([put].into_iter(), at, made, parts);
-    }
-    parts.extend(wait.map(|(word, value)| Part::Wait(word.clone(), value)));
-    parts.extend(store.map(|(word, value)| Part::Store(word.clone(), value)));
-    Ok(())
-}
-
-/// Prepares the puts of a receive.
-fn decide_receive(state: &mut State, key: RequestKey, posts: &mut Posts) -> Result<Option<Put>> {
-    let entry = known(&mut state.requests, key)?;
-    let (rank, large) = (entry.peer, entry.large);
-    if !large || state.given_up(rank).is_some() {
-        return Ok(None);
-    }
-    let (common, receive, channel, link) = state.incoming(key)?;
-    let (number, lane) = (common.number, common.poster.lane);
-    check_ready_order(channel, link, number, lane).map_err(|e| e.with_rank(rank))?;
-    let stream = common.poster.id().unwrap_or(0);
-    if let Some((word, value)) = channel.blocked_by(number, stream) {
-        posts.front.push(Part::Wait(word.clone(), value));
-    }
-    let found = link.lane_and_shared(lane);
-    let (of_lane, shared) = found.ok_or_else(|| no_lane(POST, rank))?;
-    let mut batch = Batch::new(of_lane);
-    advertise(&mut batch, shared, channel, common, receive)?;
-    keep(
-        batch.all(),
-        LaneId { rank, lane },
-        &mut posts.made,
-        &mut posts.front,
-    );
-    Ok(batch.all().last())
-}
-
-/// Takes back the puts of the requests that were prepared for the stream, the newest first.
-fn take_back_all(state: &mut State, posts: &mut Posts) -> Result<()> {
-    loop {
-        let (mut any, mut refused) = (false, Ok(()));
-        for member in posts.members.iter_mut().rev() {
-            if !member.bound || member.taken {
-                continue;
-            }
-            match take_back(state, member.key) {
-                Ok(()) => (member.taken, any) = (true, true),
-                Err(e) => refused = Err(e),
-            }
-        }
-        // If a later request is prepared on the lane, the order of the puts cannot change.
-        if !any || refused.is_ok() {
-            return refused;
-        }
-    }
-}
-
-/// Aborts the puts of a request that was prepared for a stream.
-fn take_back(state: &mut State, key: RequestKey) -> Result<()> {
-    let entry = known(&mut state.requests, key)?;
-    let (rank, lane) = (entry.peer, entry.poster.lane);
-    if let Some(lane) = state.peers.lane(LaneId { rank, lane }) {
-        entry.newest_puts().try_for_each(|put| lane.abort(put))?;
-    }
-    forget_puts(state, key);
-    Ok(())
-}
-
-/// Removes puts that are aborted from their request.
-pub(super) fn forget_puts(state: &mut State, key: RequestKey) {
-    let Some(Entry { common, operation }) = state.requests.get_mut(key) else {
-        return;
-    };
-    common.puts = [None; 3];
-    let Operation::Send(send) = operation else {
-        return;
-    };
-    if let Some(late) = &mut send.late {
-        late.behind.clear();
-    }
-    // What remains is the words of its length.
-    let late = send.late.take_if(|late| late.length.is_none());
-    let peer = state.peers.get_mut(common.peer);
-    let channel = peer.and_then(|peer| peer.channels.sends.get_mut(&common.tag));
-    if let Some((late, channel)) = late.zip(channel) {
-        channel.keep_late(late);
-    }
 }
