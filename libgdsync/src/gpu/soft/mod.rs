@@ -2,11 +2,16 @@
 //! emulator that these calls take. The module exists only with the feature `soft`.
 //!
 //! In the sources, it is a thin layer over the crate `softgpu`, which executes streams and kernels
-//! on threads of this process.
+//! on threads of this process: `memory` is that of regions, `stream` converts operations, `options` are
+//! those of a GPU.
+
+mod memory;
+mod options;
+mod stream;
 
 use std::any::Any;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,22 +20,21 @@ pub use gds_step::Host;
 use gds_step::{MachineId, Thread, Time};
 pub use softgpu::{Kernel as SoftKernel, Stream as SoftStream, Weak};
 
+use self::memory::Memory;
+pub use self::options::SoftOptions;
+use self::options::{LIKE, WARP};
 use super::host::{self, HostPool};
 use super::identity::Device;
 use super::runtime::{
-    Allocation, Backing, Ends, EventHandle, GraphHandle, ModuleHandle, Opener, Owner, Runtime,
-    StreamHandle, View, foreign,
+    Allocation, Ends, EventHandle, ModuleHandle, Opener, Owner, Runtime, StreamHandle,
 };
 use super::{
-    Dims, Gpu, GpuIdentity, Kernel, KernelImage, Mapped, MemoryKind, SOFT_CAPS, SharedMemory,
-    Stream, Unreachable, WaitLimits,
+    Gpu, GpuIdentity, Kernel, KernelImage, Mapped, MemoryKind, SharedMemory, Stream, Unreachable,
+    WaitLimits,
 };
-use crate::env::Variable;
 use crate::error::{Error, Kind, Result};
-use crate::kernels::Transfer;
-use crate::memop::{Caps, Condition, DevicePtr, Op, Width};
+use crate::memop::{Caps, DevicePtr};
 use crate::mutant::{self, Mutant};
-use crate::options::setters;
 
 /// Numbers the soft GPUs of this process, for their names. Relaxed: only uniqueness matters.
 static NEXT_GPU: AtomicU32 = AtomicU32::new(0);
@@ -97,180 +101,6 @@ pub(crate) fn window(region: &super::Region) -> Option<softgpu::Window> {
         Memory::Device(m) => m.window(),
         Memory::Pinned(m, _) | Memory::Host(m) => m.window(),
     })
-}
-
-/// The options of a software GPU, for [`Gpu::soft_with`] (feature `soft`). The defaults correspond
-/// to a current GPU under CUDA: 64-bit memory operations, NOR and flush, no masks, 255 operations
-/// per submission. `GDS_SOFT_CAPS=hip` makes [`SoftOptions::hip`] the defaults.
-///
-/// ```
-/// use gdsync::gpu::soft::SoftOptions;
-///
-/// let narrow = SoftOptions::default().caps.memops64(false);
-/// let options = SoftOptions::default().caps(narrow).channels(4);
-/// assert_eq!((options.caps.batch_limit, options.channels), (255, 4));
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct SoftOptions {
-    /// The capabilities of its streams.
-    pub caps: Caps,
-    /// The maximum number of submissions on one stream, 1 to 1,048,576; a further submission blocks
-    /// the caller. Default: 1024.
-    pub stream_bound: usize,
-    /// The number of hardware channels, at least 1: the number of waiting streams at which all
-    /// other streams block. The library permits one waiting stream fewer. Default: 8.
-    pub channels: usize,
-    /// Deliberately weak memory ordering, with its seed, to find missing fences and flushes;
-    /// `None`: no weakening, the default.
-    pub weak: Option<Weak>,
-    /// The threads of a warp: 32, as on CUDA, or 64, as on most GPUs of AMD. `None`: those of the variable
-    /// `GDS_SOFT_WARP`, else 32.
-    pub warp: Option<u32>,
-}
-
-setters! { SoftOptions {
-    caps: Caps,
-    stream_bound: usize,
-    channels: usize,
-} optional {
-    weak: Weak,
-    warp: u32,
-} }
-
-const WARP: Variable<u32> = Variable {
-    name: "GDS_SOFT_WARP",
-    former_name: None,
-    words: &[("32", 32), ("64", 64)],
-    former_words: &[],
-};
-
-/// The runtime to which the defaults correspond.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Like {
-    Cuda,
-    Hip,
-}
-
-const LIKE: Variable<Like> = Variable {
-    name: "GDS_SOFT_CAPS",
-    former_name: None,
-    words: &[("cuda", Like::Cuda), ("hip", Like::Hip)],
-    former_words: &[],
-};
-
-impl SoftOptions {
-    /// Options that correspond to a GPU under HIP: masks, no flush, waits that compare unsigned
-    /// numbers, word operations in graphs by kernels, 4 channels.
-    pub fn hip() -> SoftOptions {
-        SoftOptions {
-            caps: SOFT_CAPS
-                .mask(true)
-                .cyclic(false)
-                .flush(false)
-                .captures(false),
-            channels: 4,
-            ..SoftOptions::cuda()
-        }
-    }
-
-    /// Options that correspond to a current GPU under CUDA.
-    pub fn cuda() -> SoftOptions {
-        SoftOptions {
-            caps: SOFT_CAPS,
-            stream_bound: 1024,
-            channels: 8,
-            weak: None,
-            warp: None,
-        }
-    }
-}
-
-impl Default for SoftOptions {
-    /// An invalid `GDS_SOFT_CAPS` counts as unset here; the call that opens the GPU refuses it.
-    fn default() -> SoftOptions {
-        match LIKE.read() {
-            Ok(Like::Hip) => SoftOptions::hip(),
-            Ok(Like::Cuda) | Err(_) => SoftOptions::cuda(),
-        }
-    }
-}
-
-/// The memory of a region.
-#[derive(Debug)]
-enum Memory {
-    Device(softgpu::DeviceMemory),
-    /// Pinned memory of the library.
-    // Only the virtual NIC uses the registration.
-    #[cfg_attr(not(feature = "emulated"), allow(dead_code))]
-    /// The registration, and the memory with its part of the GPU's memory size.
-    Pinned(
-        softgpu::HostRegistration,
-        Arc<(host::Owned, softgpu::Reserved)>,
-    ),
-    /// Host memory of the application, or of another process.
-    Host(softgpu::HostRegistration),
-}
-
-impl Memory {
-    fn device(&self, operation: &'static str) -> Result<&softgpu::DeviceMemory> {
-        match self {
-            Memory::Device(memory) => Ok(memory),
-            _ => {
-                let what = "the region is host memory; the call needs device memory";
-                Err(Error::new(operation, Kind::Unsupported, what))
-            }
-        }
-    }
-
-    /// Exports device memory as a descriptor, which owns only the memory.
-    fn export(&self, operation: &'static str) -> Result<OwnedFd> {
-        let memory = self.device(operation)?;
-        memory.export().map_err(|e| system(operation, &e))
-    }
-}
-
-impl Backing for Memory {
-    fn map(&self) -> Result<View> {
-        const OPERATION: &str = "map device memory for the CPU";
-        let memory = self.device(OPERATION)?;
-        let view = memory.map_cpu();
-        let base = pointer(view.as_ptr())?;
-        Ok(View {
-            // SAFETY: the view maps at least `len` bytes and lives as long as this value. Copies of
-            // `mapped` are used only while the region lives.
-            mapped: unsafe { Mapped::new(base, memory.len()) },
-            _mapping: Box::new(view),
-        })
-    }
-
-    fn share(&self) -> Result<SharedMemory> {
-        const OPERATION: &str = "share memory";
-        match self {
-            Memory::Device(memory) => Ok(SharedMemory::File {
-                fd: self.export(OPERATION)?,
-                offset: 0,
-                len: memory.len() as u64,
-            }),
-            Memory::Pinned(memory, owned) => owned.0.piece().share(memory.len()),
-            Memory::Host(_) => {
-                let what = "the region is host memory of the application, or memory of another \
-                            process; only memory that the library allocated here can be shared";
-                Err(Error::new(OPERATION, Kind::Unsupported, what))
-            }
-        }
-    }
-
-    fn dma_buf(&self, _: bool) -> Result<(OwnedFd, u64)> {
-        Ok((self.export("export dma-buf")?, 0))
-    }
-
-    unsafe fn release(self: Box<Self>) {
-        if let Memory::Host(memory) = *self {
-            // SAFETY: the caller's promise.
-            unsafe { memory.release() };
-        }
-    }
 }
 
 /// The runtime: one software GPU.
@@ -547,150 +377,6 @@ impl ModuleHandle for KernelImage {
         Ok(Kernel::soft(unsafe {
             softgpu::Kernel::new(name, entry, size())
         }))
-    }
-}
-
-impl EventHandle for softgpu::Event {
-    fn is_done(&self) -> Result<bool> {
-        Ok(self.query())
-    }
-}
-
-impl EventHandle for softgpu::Stamp {
-    fn is_done(&self) -> Result<bool> {
-        Ok(self.at().is_some())
-    }
-}
-
-impl StreamHandle for softgpu::Stream {
-    fn submit(&self, ops: &[Op]) -> Result<()> {
-        softgpu::Stream::submit(self, ops.iter().map(translate))
-            .map_err(|e| system("submit batch", &e))
-    }
-
-    fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
-        let kernel: &softgpu::Kernel = kernel
-            .0
-            .downcast_ref()
-            .ok_or_else(|| foreign("launch kernel", "kernel", self.gpu().name()))?;
-        let dims = softgpu::Dims::new(dims.grid, dims.block, dims.shared).map_err(|e| {
-            let what = format!("the dimensions are invalid: {e}");
-            Error::new("launch kernel", Kind::Invalid, what).with_source(e)
-        })?;
-        softgpu::Stream::launch(self, kernel, dims, args).map_err(|e| system("launch kernel", &e))
-    }
-
-    fn copy(&self, transfer: &Transfer) -> Result<()> {
-        let addr = |at: DevicePtr| softgpu::DevAddr::from_raw(at.0);
-        let (to, from) = (addr(transfer.to), addr(transfer.from));
-        softgpu::Stream::copy(self, to, from, transfer.len as usize)
-            .map_err(|e| system("enqueue copy", &e))
-    }
-
-    fn record(&self) -> Result<Arc<dyn EventHandle>> {
-        let event = softgpu::Event::new();
-        softgpu::Stream::record(self, &event).map_err(|e| system("record event", &e))?;
-        Ok(Arc::new(event))
-    }
-
-    fn stamp(&self) -> Result<Option<Arc<dyn EventHandle>>> {
-        let stamp = softgpu::Stream::stamp(self).map_err(|e| system("stamp stream", &e))?;
-        Ok(stamp.map(|stamp| Arc::new(stamp) as _))
-    }
-
-    fn wait_event(&self, event: &dyn EventHandle) -> Result<()> {
-        let event = (event as &dyn Any)
-            .downcast_ref()
-            .ok_or_else(|| foreign("wait for event", "event", self.gpu().name()))?;
-        softgpu::Stream::wait_event(self, event).map_err(|e| system("wait for event", &e))
-    }
-
-    fn begin_capture(&self) -> Result<()> {
-        softgpu::Stream::begin_capture(self).map_err(|e| system("begin capture", &e))
-    }
-
-    fn end_capture(&self) -> Result<Box<dyn GraphHandle>> {
-        let graph = softgpu::Stream::end_capture(self).map_err(|e| system("end capture", &e))?;
-        Ok(Box::new(graph))
-    }
-
-    fn launch_graph(&self, graph: &dyn GraphHandle) -> Result<()> {
-        let graph: &softgpu::Graph = (graph as &dyn Any)
-            .downcast_ref()
-            .ok_or_else(|| foreign("launch graph", "graph", self.gpu().name()))?;
-        graph.launch(self).map_err(|e| system("launch graph", &e))
-    }
-
-    fn load(&self) -> Option<(u32, u32)> {
-        let count = |n| u32::try_from(n).unwrap_or(u32::MAX);
-        Some((count(self.pending()), count(self.bound())))
-    }
-
-    fn is_idle(&self) -> Result<bool> {
-        Ok(self.query())
-    }
-
-    fn is_capturing(&self) -> Result<bool> {
-        Ok(softgpu::Stream::is_capturing(self))
-    }
-
-    fn synchronize(&self, _: &dyn Host, deadline: Option<Time>) -> Result<bool> {
-        softgpu::Stream::synchronize(self, deadline).map_err(|e| system("synchronize stream", &e))
-    }
-
-    fn set_number(&self, id: u64) {
-        softgpu::Stream::set_number(self, id);
-    }
-}
-
-impl GraphHandle for softgpu::Graph {
-    fn submissions(&self) -> Option<u32> {
-        Some(1)
-    }
-}
-
-#[inline]
-fn translate(op: &Op) -> softgpu::MemOp {
-    let addr = |at: DevicePtr| softgpu::DevAddr::from_raw(at.0);
-    let cond = |c: Condition| match c {
-        Condition::Geq => softgpu::Cond::Geq,
-        Condition::Eq => softgpu::Cond::Eq,
-        Condition::And => softgpu::Cond::And,
-        Condition::Nor => softgpu::Cond::Nor,
-    };
-    match *op {
-        Op::Write {
-            width,
-            at,
-            value,
-            fenced,
-        } => softgpu::MemOp::Write {
-            addr: addr(at),
-            value,
-            wide: width == Width::Bits64,
-            fenced,
-        },
-        Op::Wait {
-            width,
-            at,
-            value,
-            mask,
-            condition,
-            flush,
-        } => softgpu::MemOp::Wait {
-            addr: addr(at),
-            value,
-            mask,
-            cond: cond(condition),
-            wide: width == Width::Bits64,
-            flush,
-        },
-        Op::Copy { at, data } => softgpu::MemOp::Copy {
-            addr: addr(at),
-            data: softgpu::InlineData::new(data.bytes()).expect("it holds more than ours"),
-        },
-        Op::Fence => softgpu::MemOp::Fence,
-        Op::Flush => softgpu::MemOp::FlushRemote,
     }
 }
 
