@@ -1,30 +1,30 @@
 //! The resources that every benchmark opens: a GPU, a NIC, QPs and registered memory.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{
-    self, Access, Device, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory, SendRequest, Work,
+    self, Access, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory, SendRequest, Work,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::gate::{Bell, Gate, check_qp};
 use crate::gpu::{self, Driver};
 use crate::link::Link;
-use crate::options::Setup;
+use crate::options::{Provider, Setup};
 use crate::report::Target;
 
 /// A GPU with a stream, and a NIC.
 pub struct Endpoint {
     /// The application's stream.
     pub stream: Stream,
-    /// The protection domain of registrations and QPs.
-    pub pd: Pd,
-    /// The NIC.
-    pub device: Device,
+    /// The protection domain of registrations and QPs, which has the NIC; opened on first use.
+    pd: OnceLock<Pd>,
+    provider: Provider,
     /// The GPU.
     pub gpu: Gpu,
 }
@@ -80,24 +80,33 @@ impl Endpoint {
     /// Opens those of rank `number`.
     pub fn open(setup: &Setup, number: u32) -> Result<Endpoint> {
         let gpu = gpu::open(&setup.gpus, number)?;
-        let device = setup.device(&gpu).context("opening a NIC")?;
         Ok(Endpoint {
             stream: gpu.stream()?,
-            pd: device.alloc_pd()?,
-            device,
+            pd: OnceLock::new(),
+            provider: setup.provider,
             gpu,
         })
+    }
+
+    /// The protection domain of the NIC.
+    pub fn pd(&self) -> Result<&Pd> {
+        if let Some(pd) = self.pd.get() {
+            return Ok(pd);
+        }
+        let pd = self.provider.open(&self.gpu).context("opening a NIC")?;
+        let pd = pd.alloc_pd()?;
+        Ok(self.pd.get_or_init(|| pd))
     }
 
     /// Zeroed memory that both sides may write.
     pub fn memory(&self, kind: MemoryKind, len: u64) -> Result<Mr> {
         let region = self.gpu.alloc(kind, usize::try_from(len)?)?;
-        Ok(self.pd.register(&region, Access::ALL)?)
+        Ok(self.pd()?.register(&region, Access::ALL)?)
     }
 
     /// A QP connected to the QP that the peer makes at the same time.
     pub fn connect(&self, config: &QpConfig, link: &mut Link) -> Result<Qp> {
-        let mut qp = self.pd.create_qp(config)?;
+        let mut qp = self.pd()?.create_qp(config)?;
         let theirs = link.exchange(&qp.address().to_bytes())?;
         qp.connect(&QpAddress::from_bytes(&theirs)?)?;
         Ok(qp)
@@ -105,23 +114,29 @@ impl Endpoint {
 
     /// Two queue pairs of this NIC, connected to each other.
     pub fn pair(&self, config: &QpConfig) -> Result<(Qp, Qp)> {
-        let mut a = self.pd.create_qp(config)?;
-        let mut b = self.pd.create_qp(config)?;
+        let mut a = self.pd()?.create_qp(config)?;
+        let mut b = self.pd()?.create_qp(config)?;
         a.connect(&b.address())?;
         b.connect(&a.address())?;
         Ok((a, b))
     }
 
-    /// The names of this endpoint, with QPs as the options request.
-    pub fn made_of(&self, setup: &Setup, memory: MemoryKind) -> Result<Made> {
-        let qp = self.pd.create_qp(&setup.queues(4))?;
+    /// The names of this endpoint's GPU and of the NIC of a context, with QPs as the options request.
+    pub fn made_of(
+        &self,
+        context: &mp::Context,
+        setup: &Setup,
+        memory: MemoryKind,
+    ) -> Result<Made> {
+        let pd = context.device().alloc_pd()?;
+        let qp = pd.create_qp(&setup.queues(4))?;
         Ok(Made {
             names: self.names(&qp, memory),
             _qp: qp,
         })
     }
 
-    /// The names of this endpoint's parts.
+    /// The names of this endpoint's GPU and of the NIC of a QP.
     pub fn names(&self, qp: &Qp, memory: MemoryKind) -> Names {
         Names {
             gpu: self.gpu.name(),
@@ -130,7 +145,7 @@ impl Endpoint {
             memory: format!("{memory:?}").to_lowercase(),
             provider: format!(
                 "{}, {}",
-                self.device.name(),
+                qp.device().name(),
                 match qp.doorbell() {
                     rdma::Doorbell::CpuThread => "cpu-thread",
                     _ => "direct",

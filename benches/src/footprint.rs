@@ -108,10 +108,9 @@ impl Job for Options {
     fn play(&self, rank: &mut Rank) -> Result<Value> {
         let setup = &self.setup;
         let endpoint = Endpoint::open(setup, rank.number)?;
-        let made = endpoint.made_of(setup, setup.memory(&endpoint.gpu))?;
         let builder = |name: &str, connect| -> Result<Context> {
             let bootstrap = rank.bootstrap()?;
-            let builder = context::builder(&endpoint, setup, bootstrap, QUEUE, rank.left());
+            let builder = context::builder(&endpoint, setup, bootstrap, QUEUE, rank.left())?;
             let built = builder.name(name).connect(connect).build();
             built.context("building a context")
         };
@@ -130,6 +129,7 @@ impl Job for Options {
         exchange(&context, Some(&endpoint.stream), rank.left())?;
         barrier(&together, BARRIER, rank.left())?;
         let streamed = Use::now()?;
+        let made = endpoint.made_of(&context, setup, setup.memory(&endpoint.gpu))?;
         context.close(rank.left())?;
         alone.close(rank.left())?;
         barrier(&together, BARRIER, rank.left())?;

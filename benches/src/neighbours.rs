@@ -319,8 +319,9 @@ impl Job for Options {
             ..
         } = player;
         drop(neighbourhood);
+        let made = endpoint.made_of(&context, &self.setup, memory.region().kind())?;
         context.close(rank.left())?;
-        let names = endpoint.made_of(&self.setup, memory.region().kind())?.names;
+        let names = made.names;
         let rows = samples.into_iter().map(|(way, [host, gpu])| Row {
             way,
             host_ns: host.summary(),

@@ -136,6 +136,19 @@ pub enum Provider {
     Auto,
 }
 
+impl Provider {
+    /// Opens a NIC.
+    pub fn open(self, gpu: &Gpu) -> gdsync::Result<Device> {
+        let options = DeviceOptions::default().provider(match self {
+            Provider::Mlx5 => rdma::Provider::Mlx5,
+            Provider::Verbs => rdma::Provider::Verbs,
+            Provider::Emulated => rdma::Provider::Emulated,
+            Provider::Auto => rdma::Provider::Auto,
+        });
+        Device::open_with(gpu, &options)
+    }
+}
+
 /// How ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -191,17 +204,6 @@ impl Setup {
             None if !gpu.is_software() => MemoryKind::Pinned,
             Some(Memory::Device) | None => MemoryKind::Device,
         }
-    }
-
-    /// Opens the NIC of the chosen provider.
-    pub fn device(&self, gpu: &Gpu) -> gdsync::Result<Device> {
-        let options = DeviceOptions::default().provider(match self.provider {
-            Provider::Mlx5 => rdma::Provider::Mlx5,
-            Provider::Verbs => rdma::Provider::Verbs,
-            Provider::Emulated => rdma::Provider::Emulated,
-            Provider::Auto => rdma::Provider::Auto,
-        });
-        Device::open_with(gpu, &options)
     }
 
     /// A configuration of QPs by these options, with `entries` entries in each queue.

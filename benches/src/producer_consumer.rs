@@ -137,9 +137,10 @@ impl Job for Options {
         };
         tally.take(verified)?;
         barrier(&context, BARRIER, rank.left())?;
+        let made = endpoint.made_of(&context, &self.setup, kind)?;
         context.close(rank.left())?;
         Ok(serde_json::to_value(Played {
-            names: endpoint.made_of(&self.setup, kind)?.names,
+            names: made.names,
             elapsed_ns: elapsed.as_nanos() as u64,
             verified,
         })?)

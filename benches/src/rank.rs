@@ -89,7 +89,7 @@ impl Rank {
     /// This rank's context of mp, over `endpoint`.
     pub fn context(&self, endpoint: &Endpoint, setup: &Setup) -> Result<mp::Context> {
         let (bootstrap, queue) = (self.bootstrap()?, context::QUEUE);
-        let builder = context::builder(endpoint, setup, bootstrap, queue, self.left());
+        let builder = context::builder(endpoint, setup, bootstrap, queue, self.left())?;
         builder.build().context("building a context")
     }
 

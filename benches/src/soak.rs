@@ -238,7 +238,7 @@ impl Soak {
             _ => MemoryKind::Pinned,
         };
         let region = self.rig.endpoint.gpu.alloc(kind, PASSING)?;
-        self.rig.endpoint.pd.register(&region, Access::ALL)?;
+        self.rig.endpoint.pd()?.register(&region, Access::ALL)?;
         Ok(())
     }
 

@@ -94,12 +94,12 @@ impl Job for Start {
         let joined = since();
         let setup = &self.options.setup;
         let endpoint = Endpoint::open(setup, rank.number)?;
-        let opened = since();
         let connect = match self.up_front {
             true => Connect::UpFront,
             false => Connect::Lazy,
         };
-        let builder = context::builder(&endpoint, setup, rank.bootstrap()?, QUEUE, rank.left());
+        let builder = context::builder(&endpoint, setup, rank.bootstrap()?, QUEUE, rank.left())?;
+        let opened = since();
         let context = builder
             .connect(connect)
             .build()
@@ -110,10 +110,10 @@ impl Job for Start {
         let connected = since();
         // A rank leaves only after all others have finished.
         barrier(&context, END, rank.left())?;
+        let made = endpoint.made_of(&context, setup, setup.memory(&endpoint.gpu))?;
         context.close(rank.left())?;
-        let kind = setup.memory(&endpoint.gpu);
         Ok(serde_json::to_value(Steps {
-            names: endpoint.made_of(setup, kind)?.names,
+            names: made.names,
             joined,
             opened,
             connected,

@@ -62,7 +62,7 @@ impl<'e> Player<'e> {
     ) -> Result<Player<'e>> {
         let (gpu, limit) = (&endpoint.gpu, rank.left());
         let bootstrap = rank.bootstrap()?;
-        let builder = context::builder(endpoint, setup, bootstrap, context::QUEUE, limit);
+        let builder = context::builder(endpoint, setup, bootstrap, context::QUEUE, limit)?;
         let context = builder.depth(DEPTH).build().context("building a context")?;
         let memory = |len: u32| context.alloc(setup.memory(gpu), len as usize);
         let stream = |_| -> Result<StreamMemory> {
@@ -140,9 +140,10 @@ impl<'e> Player<'e> {
         let ones = self.lengths.iter().map(|bits| u64::from(bits.count_ones()));
         self.counts.lengths = ones.sum();
         self.counts.tags = self.tags.count_ones().into();
-        self.context.close(self.rank.left())?;
         let kind = self.streams[0].source.region().kind();
-        Ok((self.counts, self.endpoint.made_of(setup, kind)?.names))
+        let made = self.endpoint.made_of(&self.context, setup, kind)?;
+        self.context.close(self.rank.left())?;
+        Ok((self.counts, made.names))
     }
 
     /// Enqueues a batch.

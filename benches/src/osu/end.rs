@@ -127,7 +127,7 @@ impl<'e> End<'e> {
         window: u64,
     ) -> Result<Context> {
         let queue = context::QUEUE;
-        let builder = context::builder(endpoint, setup, rank.bootstrap()?, queue, rank.left());
+        let builder = context::builder(endpoint, setup, rank.bootstrap()?, queue, rank.left())?;
         let depth = (window as u32).next_power_of_two().max(16);
         builder.depth(depth).build().context("building a context")
     }
@@ -208,8 +208,9 @@ impl<'e> End<'e> {
     /// Leaves the job, and returns the names of the parts.
     pub fn close(self, setup: &Setup) -> Result<Names> {
         self.barrier()?;
+        let kind = self.memory.region().kind();
+        let made = self.endpoint.made_of(&self.context, setup, kind)?;
         self.context.close(self.left())?;
-        let made = self.endpoint.made_of(setup, self.memory.region().kind())?;
         Ok(made.names)
     }
 

@@ -159,7 +159,7 @@ impl<'e> Messages<'e> {
             leaving: context.alloc(kind, largest)?,
             arriving: context.alloc(kind, largest)?,
             peer: 1 - rank.number,
-            made: endpoint.made_of(&options.setup, kind)?,
+            made: endpoint.made_of(&context, &options.setup, kind)?,
             slices: None,
             context,
             endpoint,

@@ -147,7 +147,7 @@ impl<'e> Messages<'e> {
             memory: context.alloc(kind, usize::try_from(options.slots()?)?)?,
             slots: Slots::of(options),
             poster: options.poster,
-            made: endpoint.made_of(&options.setup, kind)?,
+            made: endpoint.made_of(&context, &options.setup, kind)?,
             context,
             endpoint,
         })
