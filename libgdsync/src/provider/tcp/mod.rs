@@ -4,16 +4,16 @@
 //! ([`relay`](super::relay)). [`queues`] is one queue pair: it sends requests as frames ([`frame`])
 //! and executes those of the peer, in memory that is registered ([`memory`]); [`output`] and
 //! [`input`] are its two directions, [`seal`] encrypts them, [`delay`] says when counts are sent.
-//! [`wire`] is a connection; [`dial`] connects, [`door`] accepts, and both prove by [`greeting`] that
+//! [`wire`] is a connection; [`dial`] connects, [`accept`] accepts, and both prove by [`greeting`] that
 //! they are of the same job. [`poller`] has all sockets of a device, [`address`] the address where peers connect to it.
 //!
 //! A thread of the device does the work, unless a thread of the application that waits does it
 //! ([`Nic::wait_until`]).
 
+mod accept;
 mod address;
 mod delay;
 mod dial;
-mod door;
 #[allow(missing_docs, reason = "public for tests alone")]
 mod frame;
 #[allow(missing_docs, reason = "public for tests alone")]
@@ -49,7 +49,7 @@ use std::time::{Duration, Instant};
 use gds_step::{Awaits, Host, Machine, MachineId, Shared as SharedMachine, Step, Thread, Time};
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
-use self::door::Door;
+use self::accept::Acceptor;
 use self::greeting::{End, Key};
 use self::memory::Registrations;
 use self::poller::Poller;
@@ -150,7 +150,7 @@ struct TcpNic {
     name: String,
     at: SocketAddr,
     shared: Arc<Shared>,
-    common: Arc<Common<Door>>,
+    common: Arc<Common<Acceptor>>,
     thread: Option<JoinHandle<()>>,
     /// The machine by which the thread of a software GPU assists.
     machine: Option<MachineId>,
@@ -192,15 +192,15 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
         events: Events::default(),
     });
     let name = at.to_string();
-    let door = Door::new(name.clone(), Arc::clone(&shared), listener);
-    let door = door.map_err(|e| system("listening", e))?;
+    let acceptor = Acceptor::new(name.clone(), Arc::clone(&shared), listener);
+    let acceptor = acceptor.map_err(|e| system("listening", e))?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let spin = match processors < ENOUGH {
         true => SHORT_SPIN,
         false => SPIN,
     };
     let common = Arc::new(Common::new(
-        door,
+        acceptor,
         Arc::clone(gpu.host()),
         false,
         spin,
@@ -228,7 +228,7 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
 /// spin would take turns at the scheduler's pace.
 struct Assistant {
     gpu: Gpu,
-    common: Arc<Common<Door>>,
+    common: Arc<Common<Acceptor>>,
 }
 
 impl Machine for Assistant {

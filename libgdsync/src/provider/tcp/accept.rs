@@ -1,4 +1,4 @@
-//! The side of connections that accepts: strangers have a time limit and a maximum number until they
+//! The side of connections that accepts. Connections have a time limit and a maximum number until they
 //! have proven that they have the key of the job.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -20,7 +20,7 @@ use crate::provider::relay::thread::{SharedRelay, Source};
 
 /// Maximum number of connections without a proof; beyond it the oldest is closed, after a time in which
 /// a proof may arrive.
-const STRANGERS: usize = 64;
+const UNPROVEN: usize = 64;
 const ARRIVAL: Duration = Duration::from_millis(5);
 /// Time limit of a connection until its proof.
 const PROOF: Duration = Duration::from_secs(5);
@@ -37,7 +37,8 @@ const STEP: usize = 16;
 /// How long none is accepted after the system refused one, for example without descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
-struct Stranger {
+/// A connection without a proof.
+struct Unproven {
     /// Its number in the order in which connections were accepted.
     number: u64,
     stream: TcpStream,
@@ -47,7 +48,7 @@ struct Stranger {
 }
 
 /// A connection with a proof.
-struct Guest {
+struct Proven {
     number: u64,
     stream: TcpStream,
     since: Instant,
@@ -57,27 +58,27 @@ struct Guest {
 }
 
 #[derive(Default)]
-struct Hall {
-    strangers: VecDeque<Stranger>,
-    guests: VecDeque<Guest>,
+struct Pending {
+    unproven: VecDeque<Unproven>,
+    proven: VecDeque<Proven>,
     /// Number of connections that were accepted.
     accepted: u64,
     /// The time of the last refusal, if connections wait since.
     refused: Option<Instant>,
 }
 
-pub struct Door {
+pub struct Acceptor {
     pub name: String,
     pub shared: Arc<Shared>,
     listener: TcpListener,
-    hall: Mutex<Hall>,
+    pending: Mutex<Pending>,
     /// Counts the rounds over the queue pairs; relaxed, because only the pace depends on it.
     rounds: AtomicU32,
     /// The queue pairs by number.
     pub qps: Mutex<BTreeMap<u32, SharedRelay<TcpQueues>>>,
 }
 
-impl Stranger {
+impl Unproven {
     /// The proven claim, once it is there.
     fn step(&mut self, shared: &Shared) -> Result<Option<([u8; CLAIM], Claim)>, Broken> {
         if self.session.is_none() {
@@ -101,27 +102,27 @@ impl Stranger {
     }
 }
 
-impl Door {
-    pub fn new(name: String, shared: Arc<Shared>, listener: TcpListener) -> io::Result<Door> {
+impl Acceptor {
+    pub fn new(name: String, shared: Arc<Shared>, listener: TcpListener) -> io::Result<Acceptor> {
         listener.set_nonblocking(true)?;
         rustix::net::listen(&listener, BACKLOG)?;
         shared.poller.add(&listener, false)?;
-        Ok(Door {
+        Ok(Acceptor {
             name,
             shared,
             listener,
-            hall: Mutex::default(),
+            pending: Mutex::default(),
             rounds: AtomicU32::new(0),
             qps: Mutex::default(),
         })
     }
 
     /// Accepts new connections; returns whether there was any.
-    fn accept(&self, hall: &mut Hall) -> bool {
+    fn accept(&self, pending: &mut Pending) -> bool {
         for count in 0..STEP {
-            let full = hall.strangers.len() == STRANGERS;
-            let arrives = |oldest: &Stranger| oldest.since.elapsed() < ARRIVAL;
-            if full && hall.strangers.front().is_some_and(arrives) {
+            let full = pending.unproven.len() == UNPROVEN;
+            let arrives = |oldest: &Unproven| oldest.since.elapsed() < ARRIVAL;
+            if full && pending.unproven.front().is_some_and(arrives) {
                 // The system keeps new ones until then.
                 return count > 0;
             }
@@ -131,7 +132,7 @@ impl Door {
                     if e.kind() != io::ErrorKind::WouldBlock {
                         // The connection stays in the system's queue, and would keep the thread awake.
                         self.shared.poller.ignore(&self.listener);
-                        hall.refused = Some(Instant::now());
+                        pending.refused = Some(Instant::now());
                     }
                     return count > 0;
                 }
@@ -141,11 +142,11 @@ impl Door {
                 continue;
             }
             if full {
-                hall.strangers.pop_front();
+                pending.unproven.pop_front();
             }
-            hall.accepted += 1;
-            hall.strangers.push_back(Stranger {
-                number: hall.accepted,
+            pending.accepted += 1;
+            pending.unproven.push_back(Unproven {
+                number: pending.accepted,
                 stream,
                 since: Instant::now(),
                 got: Vec::new(),
@@ -155,23 +156,25 @@ impl Door {
         true
     }
 
-    fn read_proofs(&self, hall: &mut Hall) -> bool {
+    fn read_proofs(&self, pending: &mut Pending) -> bool {
         let mut busy = false;
-        for _ in 0..hall.strangers.len() {
-            let Some(mut stranger) = hall.strangers.pop_front() else {
+        for _ in 0..pending.unproven.len() {
+            let Some(mut waiting) = pending.unproven.pop_front() else {
                 break;
             };
-            match stranger.step(&self.shared) {
-                Ok(None) if stranger.since.elapsed() < PROOF => hall.strangers.push_back(stranger),
+            match waiting.step(&self.shared) {
+                Ok(None) if waiting.since.elapsed() < PROOF => {
+                    pending.unproven.push_back(waiting);
+                }
                 Ok(None) => busy = true,
                 Ok(Some((bytes, claim))) => {
                     busy = true;
-                    if let Some(session) = stranger.session
-                        && hall.guests.len() < EARLY
+                    if let Some(session) = waiting.session
+                        && pending.proven.len() < EARLY
                     {
-                        hall.guests.push_back(Guest {
-                            number: stranger.number,
-                            stream: stranger.stream,
+                        pending.proven.push_back(Proven {
+                            number: waiting.number,
+                            stream: waiting.stream,
                             since: Instant::now(),
                             session,
                             bytes,
@@ -188,18 +191,18 @@ impl Door {
         busy
     }
 
-    /// Hands a guest to its queue pair; returns it if that is not connected yet.
-    fn lead(&self, guest: Guest) -> Option<Guest> {
-        let relay = self.qps.lock().get(&guest.claim.to.qpn).cloned();
-        let relay = relay.filter(|_| guest.claim.to.node == self.shared.node);
-        let Guest {
+    /// Hands a connection to its queue pair; returns it if that is not connected yet.
+    fn hand_over(&self, proven: Proven) -> Option<Proven> {
+        let relay = self.qps.lock().get(&proven.claim.to.qpn).cloned();
+        let relay = relay.filter(|_| proven.claim.to.node == self.shared.node);
+        let Proven {
             number,
             stream,
             since,
             session,
             bytes,
             claim,
-        } = guest;
+        } = proven;
         let mut stream = Some(stream);
         let open = |limit| {
             let mut stream = stream.take()?;
@@ -216,7 +219,7 @@ impl Door {
         };
         let mut stream = stream?;
         match offer {
-            Offer::Later if since.elapsed() < WAIT && self.is_silent(&stream) => Some(Guest {
+            Offer::Later if since.elapsed() < WAIT && self.is_silent(&stream) => Some(Proven {
                 number,
                 stream,
                 since,
@@ -238,14 +241,14 @@ impl Door {
         !self.shared.poller.take(stream) || stream.peek(&mut [0]).is_err_and(none)
     }
 
-    fn lead_guests(&self, hall: &mut Hall) -> bool {
+    fn hand_over_all(&self, pending: &mut Pending) -> bool {
         let mut busy = false;
-        for _ in 0..hall.guests.len() {
-            let Some(guest) = hall.guests.pop_front() else {
+        for _ in 0..pending.proven.len() {
+            let Some(proven) = pending.proven.pop_front() else {
                 break;
             };
-            match self.lead(guest) {
-                Some(guest) => hall.guests.push_back(guest),
+            match self.hand_over(proven) {
+                Some(proven) => pending.proven.push_back(proven),
                 None => busy = true,
             }
         }
@@ -253,7 +256,7 @@ impl Door {
     }
 }
 
-impl Source for Door {
+impl Source for Acceptor {
     type Queues = TcpQueues;
 
     fn name(&self) -> &str {
@@ -281,18 +284,18 @@ impl Source for Door {
     }
 
     fn work(&self) -> bool {
-        let hall = &mut *self.hall.lock();
+        let pending = &mut *self.pending.lock();
         let over = |since: Instant| since.elapsed() > PAUSE;
-        let again = hall.refused.is_some_and(over);
+        let again = pending.refused.is_some_and(over);
         if again {
-            hall.refused = None;
+            pending.refused = None;
             self.shared.poller.set(&self.listener, false);
         }
         let news = self.shared.poller.take(&self.listener);
         self.shared.poller.sweep(news);
-        let mut busy = (news || again) && hall.refused.is_none() && self.accept(hall);
-        busy |= self.read_proofs(hall);
-        busy |= self.lead_guests(hall);
+        let mut busy = (news || again) && pending.refused.is_none() && self.accept(pending);
+        busy |= self.read_proofs(pending);
+        busy |= self.hand_over_all(pending);
         busy
     }
 }
