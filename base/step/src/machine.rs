@@ -168,14 +168,23 @@ impl<M> fmt::Debug for Shared<M> {
     }
 }
 
-impl<M: Machine> Machine for Shared<M> {
-    fn step(&mut self, now: Time) -> Step {
+impl<M: Machine> Shared<M> {
+    /// Steps the machine; `None`: another thread has it or waits for it, and may need the processor.
+    pub fn step_if_free(&self, now: Time) -> Option<Step> {
         if self.0.waiting.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
-            return Step::Progress;
+            return None;
         }
-        let machine = self.0.machine.try_lock();
-        machine.map_or(Step::Progress, |mut machine| machine.step(now))
+        self.0
+            .machine
+            .try_lock()
+            .map(|mut machine| machine.step(now))
+    }
+}
+
+impl<M: Machine> Machine for Shared<M> {
+    fn step(&mut self, now: Time) -> Step {
+        self.step_if_free(now).unwrap_or(Step::Progress)
     }
 
     fn name(&self) -> String {

@@ -1,7 +1,10 @@
 //! A relay between rings that the library's code fills and a device that the test controls.
 
 use std::collections::VecDeque;
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use gdsync_sys::verbs::consts::*;
 use mlx5_prm::cqe::{Cqe64, EntryState, classify};
@@ -9,6 +12,7 @@ use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::wqe::{SendWqe, Sge, encode_recv};
 
 use super::entries::Kind;
+use super::thread::{Common, SharedRelay, Source};
 use super::*;
 
 const QPN: u32 = 0x42;
@@ -531,4 +535,50 @@ fn any_bytes_in_the_rings_terminate() {
         let (sends, receives) = rig.relay.positions();
         assert!(sends <= rig.posted.0 && receives <= rig.posted.1);
     }
+}
+
+/// A NIC that counts the rounds of its thread.
+#[derive(Default)]
+struct Counted(AtomicU32);
+
+impl Source for Counted {
+    type Queues = Fake;
+
+    fn name(&self) -> &str {
+        "counted"
+    }
+
+    fn fd(&self) -> RawFd {
+        -1
+    }
+
+    fn take_events(&self, _: &[SharedRelay<Fake>], _: i16) -> bool {
+        false
+    }
+
+    fn look(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// It would take the processor from a peer on the same host.
+#[test]
+fn nic_thread_does_not_spin_while_another_thread_has_the_queue_pair() {
+    let live = gds_step::Live::new(gds_step::LiveConfig::default()).expect("a driver");
+    let spin = Duration::from_micros(100);
+    let common = Common::new(Counted::default(), live, false, spin, "test");
+    let common = Arc::new(common.expect("a bell"));
+    let relay = SharedRelay::new(Rig::new(0, LIMITS).relay);
+    common.change(|relays| relays.push(relay.clone()));
+    let thread = common.spawn("counted", "test").expect("a thread");
+    let rounds = || common.source.0.load(Ordering::Relaxed);
+    let held = relay.with(|_| {
+        let before = rounds();
+        std::thread::sleep(Duration::from_millis(200));
+        rounds() - before
+    });
+    common.stop();
+    thread.join().expect("it ends");
+    // A thread that spins does a round in less than 1 us.
+    assert!(held < 10_000, "{held} rounds");
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gds_step::{Host, Machine as _, Mutex, Shared, Step, Time};
+use gds_step::{Host, Mutex, Shared, Step, Time};
 
 use super::{Queues, Relay};
 use crate::error::{Error, Kind, Result};
@@ -42,6 +42,16 @@ const FIRST_NAP: Duration = Duration::from_micros(20);
 const AWAKE: u32 = 0;
 const NAPS: u32 = 1;
 const SLEEPS: u32 = 2;
+
+/// What a round over the queue pairs found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::provider) enum Round {
+    Idle,
+    /// No work, except that of a queue pair that another thread has. It may take long, and wakes the
+    /// NIC's thread for what it leaves.
+    Taken,
+    Busy,
+}
 
 /// A queue pair, shared by the thread and its owner.
 pub(in crate::provider) type SharedRelay<Q> = Shared<Relay<Q>>;
@@ -171,7 +181,9 @@ impl<S: Source + 'static> Common<S> {
             return self.host.ring();
         }
         fence(Ordering::SeqCst);
-        if self.state.load(Ordering::Relaxed) != AWAKE {
+        let sleeps = self.state.load(Ordering::Relaxed) != AWAKE;
+        // The exchange elects one of several threads that ring.
+        if sleeps && self.state.swap(AWAKE, Ordering::Relaxed) != AWAKE {
             let one = 1_u64.to_ne_bytes();
             // SAFETY: a live descriptor and eight bytes. A full counter wakes the thread too.
             let _ = unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
@@ -198,20 +210,18 @@ impl<S: Source + 'static> Common<S> {
         }
     }
 
-    /// Polls every queue pair once, by a thread that waits and polls again at once. Returns whether
-    /// there was work.
-    pub fn assist(&self, now: Time) -> bool {
+    /// Polls every queue pair once, by a thread that waits and polls again at once.
+    pub fn assist(&self, now: Time) -> Round {
         self.lease(now + ASSISTED);
-        // A list that changes is polled in the next call.
         let relays = self.relays.try_lock();
-        let busy = relays.is_some_and(|mut relays| self.round(&mut relays));
+        let round = relays.map_or(Round::Taken, |mut relays| self.round(&mut relays));
         // Work may leave a rest that no event announces, such as counts for the peer. A thread that naps
         // does it after the lease. One that sleeps has stored that state before it armed the queue
         // pairs, under whose locks work and arming have an order.
-        if busy && self.state.load(Ordering::Relaxed) == SLEEPS {
+        if round == Round::Busy && self.state.load(Ordering::Relaxed) == SLEEPS {
             self.ring();
         }
-        busy
+        round
     }
 
     /// Waits as [`Env::wait_until`](gds_step::Env::wait_until) does, and does the NIC's work
@@ -220,7 +230,7 @@ impl<S: Source + 'static> Common<S> {
         let deadline = deadline.unwrap_or(Time::NEVER);
         let mut last = None;
         let mut nap = FIRST_NAP;
-        let mut busy = false;
+        let mut round = Round::Idle;
         let end = loop {
             if condition() {
                 break true;
@@ -239,9 +249,12 @@ impl<S: Source + 'static> Common<S> {
             } else if idle >= HOLD {
                 std::thread::yield_now();
             }
-            busy = self.assist(now);
-            if busy {
+            round = self.assist(now);
+            if round != Round::Idle {
                 (last, nap) = (None, FIRST_NAP);
+            }
+            if round == Round::Taken {
+                std::thread::yield_now();
             }
         };
         // A copy that this thread has started does not wake the NIC's thread; until it is done, there is
@@ -251,7 +264,9 @@ impl<S: Source + 'static> Common<S> {
                 .try_with(|relay| relay.queues.is_copying())
                 .unwrap_or(false)
         };
-        if busy && (self.relays.try_lock()).is_some_and(|relays| relays.iter().any(copying)) {
+        if round == Round::Busy
+            && (self.relays.try_lock()).is_some_and(|relays| relays.iter().any(copying))
+        {
             self.ring();
         }
         end
@@ -285,8 +300,14 @@ impl<S: Source + 'static> Common<S> {
                 self.source.work();
                 continue;
             }
-            if self.round(&mut relays) | self.source.work() {
+            let round = self.round(&mut relays);
+            if self.source.work() || round == Round::Busy {
                 last = Instant::now();
+                continue;
+            }
+            if round == Round::Taken && self.spin < SPIN {
+                // With few processors, that thread goes on alone.
+                self.lease(self.host.now() + ASSISTED);
                 continue;
             }
             let idle = last.elapsed();
@@ -300,18 +321,22 @@ impl<S: Source + 'static> Common<S> {
         }
     }
 
-    /// Polls every queue pair once; returns whether there was work.
-    fn round(&self, relays: &mut [SharedRelay<S::Queues>]) -> bool {
+    /// Polls every queue pair once.
+    fn round(&self, relays: &mut [SharedRelay<S::Queues>]) -> Round {
         self.source.look();
-        let mut busy = false;
+        let mut round = Round::Idle;
         for relay in relays {
-            busy |= relay.step(Time::ZERO) == Step::Progress;
+            match relay.step_if_free(Time::ZERO) {
+                Some(Step::Progress) => round = Round::Busy,
+                None if round == Round::Idle => round = Round::Taken,
+                _ => {}
+            }
         }
-        if busy {
+        if round == Round::Busy {
             // Streams may continue.
             self.host.stored();
         }
-        busy
+        round
     }
 
     /// Sleeps, unless there is work after all. Returns whether there was work or a wake-up.
@@ -332,7 +357,7 @@ impl<S: Source + 'static> Common<S> {
         }
         let news = self.stop.load(Ordering::Acquire)
             || seen != Some(self.changes.load(Ordering::Relaxed))
-            || self.round(relays)
+            || self.round(relays) == Round::Busy
             || self.source.before_sleep(relays);
         let woken = news || self.nap_until_event(relays, idle);
         self.state.store(AWAKE, Ordering::Relaxed);

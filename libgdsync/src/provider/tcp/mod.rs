@@ -55,7 +55,7 @@ use self::memory::Registrations;
 use self::poller::Poller;
 use self::queues::{Shared, TcpQueues};
 use self::wire::Sockets;
-use super::relay::thread::{Common, SPIN, SharedRelay};
+use super::relay::thread::{Common, Round, SPIN, SharedRelay};
 use super::relay::{Limits, Relay, Rings, gone};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Chunks, Gpu, Region};
@@ -233,7 +233,7 @@ struct Assistant {
 
 impl Machine for Assistant {
     fn step(&mut self, now: Time) -> Step {
-        match self.gpu.runtime().waits() && self.common.assist(now) {
+        match self.gpu.runtime().waits() && self.common.assist(now) != Round::Idle {
             true => Step::Progress,
             false => Step::IdleUntil(None),
         }
