@@ -7,9 +7,9 @@ use crate::gpu::SOFT_CAPS;
 use crate::memop::Caps;
 use crate::options::setters;
 
-/// The options of a software GPU, for [`Gpu::soft_with`] (feature `soft`). The defaults correspond
-/// to a current GPU under CUDA: 64-bit memory operations, NOR and flush, no masks, 255 operations
-/// per submission. `GDS_SOFT_CAPS=hip` makes [`SoftOptions::hip`] the defaults.
+/// The options of a software GPU, for [`Gpu::soft_with`](crate::Gpu::soft_with) (feature `soft`). The
+/// defaults correspond to a current GPU under CUDA: 64-bit memory operations, NOR and flush, no masks,
+/// 255 operations per submission. `GDS_SOFT_CAPS=hip` makes [`SoftOptions::hip`] the defaults.
 ///
 /// ```
 /// use gdsync::gpu::soft::SoftOptions;
