@@ -19,8 +19,8 @@
 //! `state` contains all of them, behind the one lock of `engine`; `config` has the settings. The
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`,
-//!   `transfer` (posting operations of windows), `post_all` and `wait_all` (several requests in one
-//!   submission), `claim` (a stream takes a message in), `marks` (how far streams have come), `take`
+//!   `transfer` (posting operations of windows), `post_all` (with `passes` and `take_back`) and `wait_all`
+//!   (several requests in one submission), `claim` (a stream takes a message in), `marks` (how far streams have come), `take`
 //!   (the CPU takes a message in), `flush`, `close`, `agree` (agreements on lost ranks), `ready` (the
 //!   memory of ready words), `capture` (messages in CUDA graphs), `zero_choice`, `zero_post` and `zero_wait`
 //!   (zero-SM messages).
@@ -48,6 +48,7 @@ mod null;
 mod open;
 mod outbox;
 mod packed;
+mod passes;
 mod peer;
 mod post;
 mod post_all;
@@ -61,6 +62,7 @@ mod staging;
 mod state;
 mod steps;
 mod take;
+mod take_back;
 mod team;
 mod texts;
 mod transfer;

@@ -3,28 +3,23 @@
 //! completes, and a list with the puts of these sends. If sends need a kernel that do not wait for
 //! their receives, these have a kernel and a list in front of the waits of the others. Sends of several
 //! work requests and of strided pieces have kernels of their own. If a part is refused, no request is
-//! posted. [`decide`] prepares the parts, [`undo`] takes them back.
-
-mod decide;
-mod undo;
+//! posted. [`passes`](super::passes) prepares the parts, [`take_back`](super::take_back) takes them back.
 
 use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
 
-pub(super) use self::undo::forget_puts;
-
-use self::decide::PASSES;
-use self::undo::take_back_all;
 use super::bind::{is_bound, unbind};
 use super::engine::Engine;
 use super::marks::mark_others;
 use super::null::NULL_RANK;
 use super::packed::staged;
+use super::passes::PASSES;
 use super::peer::Need;
 use super::post::{POST, may_wait, unposted};
 use super::receive::ANY_RANK;
 use super::spec::On;
 use super::state::{State, known};
+use super::take_back::take_back_all;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, STAMPS, Stamp};
 use crate::path::{Path, Put};
@@ -35,7 +30,7 @@ use crate::request::reached::Mark;
 use crate::request::table::{RequestKey, Table};
 
 /// An operation of the stream.
-enum Part {
+pub(super) enum Part {
     Wait(Word64, u64),
     Store(Word64, u64),
     Put(LaneId, Put),
@@ -45,35 +40,35 @@ enum Part {
 }
 
 /// A request of the call.
-struct Member {
-    key: RequestKey,
-    lane: u8,
+pub(super) struct Member {
+    pub key: RequestKey,
+    pub lane: u8,
     /// It was prepared for the stream.
-    bound: bool,
+    pub bound: bool,
     /// The puts that were prepared for it are aborted.
-    taken: bool,
+    pub taken: bool,
     /// Its last put.
-    last: Option<Put>,
+    pub last: Option<Put>,
     /// It has parts behind the kernels.
-    behind: bool,
+    pub behind: bool,
     /// It is a message of this rank to itself, which is posted alone.
-    alone: bool,
+    pub alone: bool,
 }
 
 /// The operations and kernels of one call. The buffers are kept from call to call.
 #[derive(Default)]
 pub(crate) struct Posts {
-    members: Vec<Member>,
+    pub(super) members: Vec<Member>,
     /// All puts, in the order in which they were prepared.
-    made: Vec<(LaneId, Put)>,
-    front: Vec<Part>,
+    pub(super) made: Vec<(LaneId, Put)>,
+    pub(super) front: Vec<Part>,
     /// Puts behind a kernel that waits for no receive.
-    short: Vec<Part>,
+    pub(super) short: Vec<Part>,
     /// Waits for ready words, after all that others may wait for.
-    ready: Vec<Part>,
-    back: Vec<Part>,
+    pub(super) ready: Vec<Part>,
+    pub(super) back: Vec<Part>,
     /// The kernels in front of `short`, and those in front of `back`.
-    stamps: [Vec<Stamp<MOST_CHUNKS>>; 2],
+    pub(super) stamps: [Vec<Stamp<MOST_CHUNKS>>; 2],
 }
 
 impl Posts {
@@ -449,7 +444,7 @@ fn gathering<'r>(
         .filter_map(|member| gathered(requests, member))
 }
 
-fn receives(state: &State, member: &Member) -> bool {
+pub(super) fn receives(state: &State, member: &Member) -> bool {
     state
         .requests
         .get(member.key)

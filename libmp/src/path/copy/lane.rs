@@ -1,8 +1,4 @@
-//! A lane of copies: the puts that are prepared or in flight. [`put`] is one of them, and [`by_cpu`]
-//! executes those that no stream does.
-
-mod by_cpu;
-mod put;
+//! A lane of copies: the puts that are prepared or in flight.
 
 use std::collections::VecDeque;
 
@@ -10,11 +6,7 @@ use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
-pub(crate) use by_cpu::{AT_ONCE, ROUND};
-pub(crate) use put::Put;
-pub(super) use put::{PutState, Target};
-
-use self::put::Slot;
+use super::put::{Put, PutState, Slot, Target};
 use super::stream::{LARGE, Tasks};
 use super::wqe::{BLOCK, MOST, Wqes};
 use super::{Copier, Piece, Span};
@@ -35,15 +27,15 @@ pub(crate) struct Lane {
     /// Number of puts so far.
     count: u64,
     /// Puts that the CPU executes, the oldest first.
-    queue: VecDeque<Put>,
+    pub(super) queue: VecDeque<Put>,
     /// Number of copied bytes of the first put.
-    copied: usize,
+    pub(super) copied: usize,
     /// The buffer of copies to or from memory that the CPU cannot access; empty before the first.
-    buffer: Vec<u8>,
+    pub(super) buffer: Vec<u8>,
     /// Buffers of lists.
     pub(super) tasks: Tasks,
     pub(super) run: Vec<Put>,
-    failed: Option<Status>,
+    pub(super) failed: Option<Status>,
 }
 
 impl Lane {
@@ -65,7 +57,7 @@ impl Lane {
     }
 
     /// Whether a posted put is done, by the word of the last put of its list.
-    fn is_done(&self, last: Put) -> bool {
+    pub(super) fn is_done(&self, last: Put) -> bool {
         let done = self.wqes.done(last.slot());
         let report = self.wqes.report(last.slot()).filter(|_| last.reports());
         // Pinned memory, which the CPU reaches: it cannot fail. Acquire: pairs with the release of
@@ -318,7 +310,7 @@ impl Lane {
         self.prepare(at, to, words)
     }
 
-    fn known(&mut self, operation: &'static str, put: Put) -> Result<&mut Slot> {
+    pub(super) fn known(&mut self, operation: &'static str, put: Put) -> Result<&mut Slot> {
         let slot = self.slots.get_mut(put.slot());
         let known = slot.filter(|slot| slot.serial == put.serial && slot.state != PutState::Free);
         let what = "the put is unknown: it was aborted, or is too old";

@@ -7,12 +7,14 @@
 //! a late message here as in a NIC's work request. The puts of a stream become waits, stores and
 //! launches in the stream's order. The CPU copies its puts when it posts them, a large put in
 //! parts. A message to a flagged room or to the memory of its receive, a name and a wait for a peer are
-//! parameters of a kernel instead (`lane::Target`); they take a WQE's number and report, not its
+//! parameters of a kernel instead (`put::Target`); they take a WQE's number and report, not its
 //! memory.
 
+mod by_cpu;
 mod exported;
 mod lane;
 mod memory;
+mod put;
 mod reports;
 mod stream;
 #[cfg(test)]
@@ -28,11 +30,13 @@ use gdsync::gpu::Region;
 use crate::error::Result;
 use crate::kernels::Kernels;
 
+pub(crate) use by_cpu::{AT_ONCE, ROUND};
 pub(crate) use exported::Exported;
 use exported::Slabs;
-pub(crate) use lane::{AT_ONCE, Lane, Put, ROUND};
+pub(crate) use lane::Lane;
 use memory::Table;
 pub(crate) use memory::{Keys, Piece, Remote, Span};
+pub(crate) use put::Put;
 pub(crate) use reports::Report;
 use reports::Reports;
 pub(crate) use stream::{Item, Tasks, launches, post_puts};

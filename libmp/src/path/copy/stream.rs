@@ -6,7 +6,7 @@ use std::{iter, mem};
 use gdsync::rdma::{self, Descriptor};
 use gdsync::{Status, Stream};
 
-use super::lane::{PutState, Target};
+use super::put::{PutState, Target};
 use super::{Lane, Put};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{

@@ -1,16 +1,16 @@
-//! Takes puts back: those of requests that were prepared earlier, before the call, and all of them if
-//! the call is refused.
+//! Takes back the puts of requests that a stream posts in one submission: those of requests that were
+//! prepared earlier, before the call, and all of them if the call is refused.
 
 use gdsync::Stream;
 
-use super::{Member, Posts};
+use super::bind::unbind;
+use super::engine::Engine;
+use super::post_all::{Member, Posts};
+use super::state::{State, known};
 use crate::error::Result;
 use crate::plan::{LaneId, PeerLanes};
 use crate::request::entry::{Entry, Operation};
 use crate::request::table::RequestKey;
-use crate::two_sided::bind::unbind;
-use crate::two_sided::engine::Engine;
-use crate::two_sided::state::{State, known};
 
 impl Engine {
     /// Makes the requests as they were before the call.
@@ -73,7 +73,7 @@ fn take_back(state: &mut State, key: RequestKey) -> Result<()> {
 }
 
 /// Removes puts that are aborted from their request.
-pub(in crate::two_sided) fn forget_puts(state: &mut State, key: RequestKey) {
+pub(super) fn forget_puts(state: &mut State, key: RequestKey) {
     let Some(Entry { common, operation }) = state.requests.get_mut(key) else {
         return;
     };

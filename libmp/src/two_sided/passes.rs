@@ -1,19 +1,20 @@
-//! Prepares the puts of the requests, pass by pass, and lists what the stream does for them.
+//! Prepares the puts of requests that a stream posts in one submission, pass by pass, and lists what the
+//! stream does for them.
 
-use super::{Part, Posts, receives};
+use super::channel::{LeadIn, SendChannel};
+use super::engine::Engine;
+use super::null::NULL_RANK;
+use super::post::POST;
+use super::post_all::{Part, Posts, receives};
+use super::receive::{ANY_RANK, advertise, check_ready_order};
+use super::send::{announce, announce_and_wait, by_stream, complete, unstamped};
+use super::state::{State, known, no_lane};
 use crate::error::Result;
 use crate::kernels::{MOST_CHUNKS, Stamp};
 use crate::path::{Batch, Lane, Put};
 use crate::plan::{LaneId, PeerLanes};
 use crate::request::entry::{Common, Outgoing};
 use crate::request::table::RequestKey;
-use crate::two_sided::channel::{LeadIn, SendChannel};
-use crate::two_sided::engine::Engine;
-use crate::two_sided::null::NULL_RANK;
-use crate::two_sided::post::POST;
-use crate::two_sided::receive::{ANY_RANK, advertise, check_ready_order};
-use crate::two_sided::send::{announce, announce_and_wait, by_stream, complete, unstamped};
-use crate::two_sided::state::{State, known, no_lane};
 use crate::wire::word;
 
 /// The passes over the requests, in the order of their parts: what peers wait for comes first.

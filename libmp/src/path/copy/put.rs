@@ -2,12 +2,12 @@
 
 use gdsync::gpu::Region;
 
+use super::{Piece, Span};
 use crate::kernels::{Await, Direct, Flag, Name, Relay};
-use crate::path::copy::{Piece, Span};
 
 /// Where a put goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::path::copy) enum Target {
+pub(super) enum Target {
     /// To memory.
     Memory,
     /// A message, to a flagged room. Only a stream posts it.
@@ -26,22 +26,22 @@ pub(in crate::path::copy) enum Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Put {
     /// The lane, as [`Lane::id`](super::Lane).
-    pub(in crate::path::copy) lane: u32,
+    pub(super) lane: u32,
     pub(super) slot: u16,
     /// Whole words that become visible only after all earlier puts, and end a group of puts.
-    pub(in crate::path::copy) words: bool,
+    pub(super) words: bool,
     /// It has a kernel launch of its own.
-    pub(in crate::path::copy) large: bool,
-    pub(in crate::path::copy) target: Target,
+    pub(super) large: bool,
+    pub(super) target: Target,
     /// A kernel waits until the slot of the message is free, or for its receive.
     pub(in crate::path) waits: bool,
     pub(super) serial: u64,
     /// The value of its report when it is done, unless it goes to memory.
-    pub(in crate::path::copy) end: u64,
+    pub(super) end: u64,
 }
 
 impl Put {
-    pub(in crate::path::copy) fn slot(self) -> usize {
+    pub(super) fn slot(self) -> usize {
         self.slot.into()
     }
 
@@ -57,7 +57,7 @@ impl Put {
     }
 
     /// Whether it is a wait, which puts behind it must follow.
-    pub(in crate::path::copy) fn is_credit(&self) -> bool {
+    pub(super) fn is_credit(&self) -> bool {
         self.target == Target::Credit
     }
 
@@ -66,14 +66,14 @@ impl Put {
         self.target == Target::Receive
     }
 
-    pub(in crate::path::copy) fn serial(self) -> u64 {
+    pub(super) fn serial(self) -> u64 {
         self.serial
     }
 }
 
 /// The state of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::path::copy) enum PutState {
+pub(super) enum PutState {
     /// Its WQE is free.
     Free,
     Prepared,
@@ -92,7 +92,7 @@ pub(super) struct Source {
 
 /// The sources of a put. Most puts have one, which takes no allocation.
 #[derive(Default)]
-pub(in crate::path::copy) struct Sources {
+pub(super) struct Sources {
     first: Option<Source>,
     more: Vec<Source>,
 }
@@ -126,7 +126,7 @@ impl Sources {
 }
 
 /// A put.
-pub(in crate::path::copy) struct Slot {
+pub(super) struct Slot {
     /// Its number, unique among the puts of the lane.
     pub serial: u64,
     pub state: PutState,
@@ -142,7 +142,7 @@ pub(in crate::path::copy) struct Slot {
     /// The report of the WQE when all its puts are done.
     pub end: u64,
     /// Held until the put is done or enqueued on a stream.
-    pub(in crate::path::copy) from: Sources,
+    pub(super) from: Sources,
 }
 
 impl Slot {

@@ -4,10 +4,9 @@ use gdsync::Status;
 use gdsync::gpu::Region;
 
 use super::put::{PutState, Source};
-use super::{Lane, Put};
+use super::{Lane, Piece, Put, Span};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
-use crate::path::copy::{Piece, Span};
 
 /// Number of bytes that the CPU copies in one round, under the context's lock.
 pub(crate) const ROUND: usize = 4 << 20;
