@@ -293,11 +293,7 @@ impl<S: Source + 'static> Common<S> {
         while !self.stop.load(Ordering::Acquire) {
             self.follow(&mut relays, &mut seen);
             if self.is_leased() {
-                self.state.store(NAPS, Ordering::Relaxed);
-                fence(Ordering::SeqCst);
-                self.nap(ASSISTED, -1);
-                self.state.store(AWAKE, Ordering::Relaxed);
-                self.source.work();
+                self.rest(|| true);
                 continue;
             }
             let round = self.round(&mut relays);
@@ -305,9 +301,15 @@ impl<S: Source + 'static> Common<S> {
                 last = Instant::now();
                 continue;
             }
-            if round == Round::Taken && self.spin < SPIN {
-                // With few processors, that thread goes on alone.
-                self.lease(self.host.now() + ASSISTED);
+            // With few processors, a thread that has a queue pair goes on alone, unless streams are about
+            // to post.
+            let alone = |relays: &mut [SharedRelay<S::Queues>]| {
+                let awaits =
+                    |relay: &SharedRelay<S::Queues>| relay.try_with(|relay| relay.awaits());
+                let taken = self.round(relays) == Round::Taken;
+                taken && relays.iter().filter_map(awaits).all(|awaits| !awaits)
+            };
+            if round == Round::Taken && self.spin < SPIN && self.rest(|| alone(&mut relays)) {
                 continue;
             }
             let idle = last.elapsed();
@@ -319,6 +321,19 @@ impl<S: Source + 'static> Common<S> {
                 last = Instant::now();
             }
         }
+    }
+
+    /// Naps while another thread does the work, if `goes_on` finds that it does. Returns whether it did.
+    fn rest(&self, goes_on: impl FnOnce() -> bool) -> bool {
+        self.state.store(NAPS, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let naps = goes_on();
+        if naps {
+            self.nap(ASSISTED, -1);
+        }
+        self.state.store(AWAKE, Ordering::Relaxed);
+        self.source.work();
+        naps
     }
 
     /// Polls every queue pair once.
