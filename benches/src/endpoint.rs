@@ -93,8 +93,8 @@ impl Endpoint {
         if let Some(pd) = self.pd.get() {
             return Ok(pd);
         }
-        let pd = self.provider.open(&self.gpu).context("opening a NIC")?;
-        let pd = pd.alloc_pd()?;
+        let device = self.provider.open(&self.gpu).context("opening a NIC")?;
+        let pd = device.alloc_pd()?;
         Ok(self.pd.get_or_init(|| pd))
     }
 

@@ -100,7 +100,8 @@ pub(in crate::provider) struct Common<S: Source> {
     spin: Duration,
     /// [`AWAKE`], [`NAPS`] or [`SLEEPS`]: what the thread does or is about to do. Stored before the
     /// thread's last poll, loaded by `ring` after the stores that it announces: both sides have a full
-    /// fence in between, so that one of them sees the other.
+    /// fence in between, so that one of them sees the other. `ring` stores [`AWAKE`] before it wakes the
+    /// thread.
     state: AtomicU32,
     /// Tells the thread to end; a wake-up by the bell follows.
     stop: AtomicBool,

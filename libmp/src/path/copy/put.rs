@@ -25,7 +25,7 @@ pub(super) enum Target {
 /// A put that is prepared on a lane, in flight, or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Put {
-    /// The lane, as [`Lane::id`](super::Lane).
+    /// The lane, as [`Lane::id`](super::Lane::id).
     pub(super) lane: u32,
     pub(super) slot: u16,
     /// Whole words that become visible only after all earlier puts, and end a group of puts.
