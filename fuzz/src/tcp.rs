@@ -2,7 +2,7 @@
 //! greeting, and encrypted records.
 
 use gdsync::internals::tcp::{
-    CLAIM, Claim, End, HEAD, Head, KINDS, Kind, MOST, OPENING, PLAIN, Seal, Session, VERDICT,
+    CLAIM, CLAIMED, Claim, End, HEAD, Head, KINDS, Kind, MOST, OPENING, PLAIN, SOCKETS, Seal, Session, VERDICT,
     Verdict, opening, read_opening,
 };
 
@@ -86,10 +86,12 @@ fn greetings(input: &mut Input<'_>) {
         qpn: input.next(),
         psn: input.next(),
     };
+    let sockets = input.byte() % SOCKETS + 1;
     let claim = Claim {
-        to: end(input),
-        from: end(input),
-        encrypted: input.byte() & 1 == 1,
+        attempt: input.next(),
+        socket: input.byte() % sockets,
+        sockets,
+        ..Claim::new(end(input), end(input), input.byte() & 1 == 1)
     };
     let session = Session::new([input.byte(); 32], [[input.byte(); 32], [input.byte(); 32]]);
     let sent = session.claim(&claim);
@@ -107,7 +109,7 @@ fn greetings(input: &mut Input<'_>) {
     let forged: [u8; CLAIM] = std::array::from_fn(|i| sent[i] ^ mask[i]);
     assert_eq!(session.read_claim(&forged).is_ok(), forged == sent);
     // The verdict is bound to the claim, though not to the bytes of its proof.
-    let bound = forged[..40] == sent[..40];
+    let bound = forged[..CLAIMED] == sent[..CLAIMED];
     assert_eq!(session.read_verdict(&forged, &answer).is_ok(), bound);
     let mask: [u8; VERDICT] = bytes(input);
     let forged: [u8; VERDICT] = std::array::from_fn(|i| answer[i] ^ mask[i]);

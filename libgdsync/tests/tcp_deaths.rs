@@ -21,6 +21,12 @@ const MOST: usize = 20_000;
 const ROOM: usize = (2 * AHEAD + 2) * MOST;
 const ENCRYPTED: &str = "encrypted";
 
+/// A device whose connections have several sockets if they are encrypted.
+fn open(gpu: &Gpu, encrypted: bool) -> Device {
+    let sockets = if encrypted { 3 } else { 1 };
+    Device::tcp(gpu, options().encrypted(encrypted).sockets(sockets)).unwrap()
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -193,7 +199,7 @@ fn peer() {
     let (seed, encrypted) = line.trim_end_matches('\n').split_once(' ').unwrap();
     let mut rng = fastrand::Rng::with_seed(seed.parse().unwrap());
     let gpu = Gpu::soft().unwrap();
-    let device = device(&gpu, encrypted == ENCRYPTED);
+    let device = open(&gpu, encrypted == ENCRYPTED);
     let mut side = Side::with(&device, &QpConfig::default(), MemoryKind::Pinned, ROOM);
     println!("\npeer {}", records(&side));
     let (address, memory) = parse(&read());
@@ -211,7 +217,7 @@ fn peer() {
 fn peers_may_be_killed_under_traffic() {
     let deaths = std::env::var("GDS_DEATHS").map_or(60, |n| n.parse().expect("a number"));
     let gpu = roomy();
-    let devices = [false, true].map(|encrypted| device(&gpu, encrypted));
+    let devices = [false, true].map(|encrypted| open(&gpu, encrypted));
     let mut sides = devices.each_ref().map(|device| {
         let (_, config) = &paths()[0];
         Side::with(device, &sized(config, 64, 16), MemoryKind::Pinned, ROOM)

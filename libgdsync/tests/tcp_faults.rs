@@ -8,11 +8,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use common::*;
+use gdsync::internals::tcp::{CLAIM, OPENING, VERDICT};
 use tcp_rig::proxy::{Act, Plan, Way};
 use tcp_rig::*;
 
 /// Bytes of the greeting: of the side that connects, and of the other.
-const GREETING: [u64; 2] = [40 + 72, 40 + 40];
+const GREETING: [u64; 2] = [(OPENING + CLAIM) as u64, (OPENING + VERDICT) as u64];
 
 /// The plan with an act behind so many bytes of one direction.
 fn once(way: usize, at: u64, act: Act) -> Plan {
@@ -325,16 +326,16 @@ fn recorded_greetings_prove_nothing() {
         until(&gpu, "the next attempt", || p.proxy.connections() > 1);
         p.proxy.aim(nowhere);
         let [ours, theirs] = p.proxy.recorded();
-        assert_eq!((ours.len(), theirs.len()), (112, 41));
+        assert_eq!((ours.len(), theirs.len()), (OPENING + CLAIM, OPENING + 1));
         // To the side that accepts, which still waits for this very connection.
-        for cut in [112, 40] {
+        for cut in [OPENING + CLAIM, OPENING] {
             let mut stream = TcpStream::connect(there).unwrap();
-            stream.write_all(&ours[..40]).unwrap();
-            let mut opening = [0; 40];
+            stream.write_all(&ours[..OPENING]).unwrap();
+            let mut opening = [0; OPENING];
             stream.read_exact(&mut opening).unwrap();
-            assert_ne!(opening[8..], theirs[8..40]);
-            let rest = [&ours[40..cut], &[0; 72]].concat();
-            stream.write_all(&rest[..72]).unwrap();
+            assert_ne!(opening[8..], theirs[8..OPENING]);
+            let rest = [&ours[OPENING..cut], &[0; CLAIM]].concat();
+            stream.write_all(&rest[..CLAIM]).unwrap();
             assert_eq!(read_all(&mut stream), []);
         }
         // To the side that connects: what its peer said, and what it says itself.
@@ -343,13 +344,18 @@ fn recorded_greetings_prove_nothing() {
         p.proxy.aim(server.local_addr().unwrap());
         for mirror in [false, true] {
             let (mut stream, _) = server.accept().unwrap();
-            let mut opening = [0; 40];
+            let mut opening = [0; OPENING];
             stream.read_exact(&mut opening).unwrap();
-            let answer = if mirror { &opening[..] } else { &theirs[..40] };
+            let answer = if mirror {
+                &opening[..]
+            } else {
+                &theirs[..OPENING]
+            };
             stream.write_all(answer).unwrap();
-            let mut claim = [0; 72];
+            let mut claim = [0; CLAIM];
             stream.read_exact(&mut claim).unwrap();
-            let verdict = if mirror { &claim[32..] } else { &ours[72..] };
+            let said = if mirror { &claim[..] } else { &ours[..] };
+            let verdict = &said[said.len() - VERDICT..];
             stream.write_all(verdict).unwrap();
             assert_eq!(read_all(&mut stream), []);
         }

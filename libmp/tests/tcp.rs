@@ -197,7 +197,9 @@ fn outputs(part: &str, store: bool, variables: &[(&str, &str)]) -> Vec<String> {
 #[test]
 fn processes_exchange_messages() {
     for store in [false, true] {
-        for more in [&[][..], &[("MP_TCP_ENCRYPT", "1")]] {
+        let encrypted = ("MP_TCP_ENCRYPT", "1");
+        let sockets = ("MP_TCP_SOCKETS", "3");
+        for more in [&[][..], &[encrypted], &[sockets], &[encrypted, sockets]] {
             for text in outputs("plain", store, more) {
                 assert!(text.contains("done over tcp "), "{text}");
             }

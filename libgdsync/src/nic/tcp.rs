@@ -21,6 +21,10 @@ pub struct TcpOptions {
     /// from [`key`](field@TcpOptions::key) and random numbers of both sides). All devices of a job
     /// need the same value. Default: false; then only the connections are authenticated.
     pub encrypted: bool,
+    /// The sockets of a connection that this device begins, 1 to 16: networks that limit the rate of
+    /// one TCP connection carry long messages faster by several. `None`: 1 to a device at the same
+    /// address, 4 to other ones.
+    pub sockets: Option<u8>,
 }
 
 setters! { TcpOptions {
@@ -28,6 +32,7 @@ setters! { TcpOptions {
 } optional {
     address: IpAddr,
     key: [u8; 32],
+    sockets: u8,
 } }
 
 impl fmt::Debug for TcpOptions {
@@ -36,6 +41,7 @@ impl fmt::Debug for TcpOptions {
             .field("address", &self.address)
             .field("key", &self.key.map(|_| "not shown"))
             .field("encrypted", &self.encrypted)
+            .field("sockets", &self.sockets)
             .finish()
     }
 }

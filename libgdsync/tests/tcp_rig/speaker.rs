@@ -35,11 +35,7 @@ pub fn end_of(address: &QpAddress) -> End {
 }
 
 pub fn claim_to(address: &QpAddress) -> Claim {
-    Claim {
-        to: end_of(address),
-        from: OWN,
-        encrypted: false,
-    }
+    Claim::new(end_of(address), OWN, false)
 }
 
 /// Connects, and sends the opening; returns what the device answers, if it does.

@@ -205,7 +205,7 @@ impl Builder {
     /// address or its interface. Without that, it is the address by which this rank reached the store
     /// of the job, unless that is a loopback address, else that of the interface of the default
     /// route. Without a key, it is that of the job ([`Bootstrap::key`]). Default: `MP_IFNAME`,
-    /// `MP_TCP_ENCRYPT`.
+    /// `MP_TCP_ENCRYPT`, `MP_TCP_SOCKETS`.
     #[must_use]
     pub fn tcp(mut self, options: TcpOptions) -> Builder {
         self.tcp = Some(options);

@@ -30,7 +30,7 @@ impl TcpSetup {
     /// Opens a TCP device.
     ///
     /// # Errors
-    /// `Invalid` for `MP_IFNAME` and `MP_TCP_ENCRYPT`; errors of gdsync.
+    /// `Invalid` for `MP_IFNAME`, `MP_TCP_ENCRYPT` and `MP_TCP_SOCKETS`; errors of gdsync.
     pub fn open(&self, gpu: &Gpu) -> Result<Device> {
         let provider = DeviceOptions::default().provider(Provider::Tcp);
         let variable = |name: &str| std::env::var(name).unwrap_or_default();
@@ -45,6 +45,11 @@ impl TcpSetup {
             Some(given) => given.encrypted,
             None => switch("MP_TCP_ENCRYPT", &variable("MP_TCP_ENCRYPT"))?.unwrap_or_default(),
         };
+        options.sockets = match (options.sockets, &*variable("MP_TCP_SOCKETS")) {
+            (None, "") => None,
+            (None, value) => Some(sockets(value)?),
+            (given, _) => given,
+        };
         options.address = match (options.address, &*variable("MP_IFNAME")) {
             (Some(address), _) => Some(address),
             (None, "") => self.address,
@@ -52,6 +57,15 @@ impl TcpSetup {
         };
         Ok(options)
     }
+}
+
+/// What `MP_TCP_SOCKETS` sets.
+fn sockets(value: &str) -> Result<u8> {
+    let number = value.parse().ok().filter(|n| (1..=16).contains(n));
+    number.ok_or_else(|| {
+        let what = format!("MP_TCP_SOCKETS={value} is not valid; set it to a number from 1 to 16");
+        Error::new("read environment", Kind::Invalid, what)
+    })
 }
 
 /// A TCP device beside a NIC, which the first rank that needs it opens.
@@ -261,6 +275,7 @@ mod tests {
     fn options_of_the_program_win_over_the_environment_and_this_over_the_bootstrap() {
         let set = |name: &str| match name {
             "MP_IFNAME" => "127.0.0.1".to_owned(),
+            "MP_TCP_SOCKETS" => "3".to_owned(),
             _ => "1".to_owned(),
         };
         let unset = |_: &str| String::new();
@@ -275,16 +290,23 @@ mod tests {
         assert_eq!(options, default.key([1; 32]).address(other));
         let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
         let options = setup.options(&set).unwrap();
-        assert_eq!(
-            options,
-            default.key([1; 32]).address(loopback).encrypted(true)
-        );
-        let given = default.address(other);
+        let read = default.key([1; 32]).address(loopback);
+        assert_eq!(options, read.encrypted(true).sockets(3));
+        let given = default.address(other).sockets(2);
         setup.given = Some(given);
         assert_eq!(setup.options(&set).unwrap(), given.key([1; 32]));
         setup.given = Some(default.encrypted(true));
         let options = setup.options(&unset).unwrap();
         assert_eq!(options, default.key([1; 32]).address(other).encrypted(true));
+    }
+
+    #[test]
+    fn mp_tcp_sockets_is_a_number_from_1_to_16() {
+        let read = |value| sockets(value).map_err(|e| e.kind());
+        assert_eq!(["1", "16"].map(read), [Ok(1), Ok(16)]);
+        for value in ["0", "17", "257", "-1", "two", " 1"] {
+            assert_eq!(read(value), Err(Kind::Invalid), "{value}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! The side of connections that accepts. Connections have a time limit and a maximum number until they
-//! have proven that they have the key of the job.
+//! The side of connections that accepts. Sockets have a time limit and a maximum number until their
+//! peers have proven that they have the key of the job. A connection waits until all of its sockets have,
+//! and until its queue pair is connected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -14,17 +15,19 @@ use gds_step::Mutex;
 use super::Broken;
 use super::dial::{fill, put};
 use super::greeting::{CLAIM, Claim, OPENING, Session, Verdict, opening, read_opening};
+use super::poller::Interest;
 use super::queues::{Offer, Shared, TcpQueues};
-use super::wire::{self, Sockets, Wire};
+use super::wire;
 use crate::provider::relay::thread::{SharedRelay, Source};
 
-/// Maximum number of connections without a proof; beyond it the oldest is closed, after a time in which
-/// a proof may arrive.
+/// Maximum number of sockets without a proof; beyond it the oldest is closed, after a time in which a
+/// proof may arrive.
 const UNPROVEN: usize = 64;
 const ARRIVAL: Duration = Duration::from_millis(5);
-/// Time limit of a connection until its proof.
+/// Time limit of a socket until its proof.
 const PROOF: Duration = Duration::from_secs(5);
-/// Maximum number of proven connections that wait for their queue pair, and their time limit.
+/// Maximum number of connections with proofs that wait for further sockets or for their queue pair, and
+/// their time limit.
 const EARLY: usize = 4096;
 const WAIT: Duration = Duration::from_secs(30);
 /// Number of rounds from one look for events to the next.
@@ -37,9 +40,9 @@ const STEP: usize = 16;
 /// How long none is accepted after the system refused one, for example without descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A connection without a proof.
+/// A socket without a proof.
 struct Unproven {
-    /// Its number in the order in which connections were accepted.
+    /// Its number in the order in which sockets were accepted.
     number: u64,
     stream: TcpStream,
     since: Instant,
@@ -47,21 +50,51 @@ struct Unproven {
     session: Option<Session>,
 }
 
-/// A connection with a proof.
+/// A socket with a proof.
 struct Proven {
-    number: u64,
     stream: TcpStream,
-    since: Instant,
     session: Session,
     bytes: [u8; CLAIM],
     claim: Claim,
 }
 
+impl Proven {
+    fn answer(&mut self, verdict: Verdict) -> Result<(), Broken> {
+        put(
+            &mut self.stream,
+            &self.session.verdict(&self.bytes, verdict),
+        )
+    }
+}
+
+/// A connection whose sockets have proofs.
+struct Early {
+    /// The number of the socket that was accepted first.
+    number: u64,
+    since: Instant,
+    /// Those that are there, by their places.
+    sockets: Vec<Proven>,
+}
+
+impl Early {
+    fn claim(&self) -> Option<Claim> {
+        self.sockets.first().map(|proven| proven.claim)
+    }
+
+    /// Where a socket belongs, if it is one of this connection.
+    fn place(&self, claim: &Claim) -> Option<usize> {
+        let same = self.claim()?.at(0) == claim.at(0);
+        let place = |proven: &Proven| proven.claim.socket;
+        let place = self.sockets.binary_search_by_key(&claim.socket, place);
+        place.err().filter(|_| same)
+    }
+}
+
 #[derive(Default)]
 struct Pending {
     unproven: VecDeque<Unproven>,
-    proven: VecDeque<Proven>,
-    /// Number of connections that were accepted.
+    early: VecDeque<Early>,
+    /// Number of sockets that were accepted.
     accepted: u64,
     /// The time of the last refusal, if connections wait since.
     refused: Option<Instant>,
@@ -102,11 +135,30 @@ impl Unproven {
     }
 }
 
+impl Pending {
+    /// Adds a socket to its connection. It is closed if there are too many.
+    fn add(&mut self, number: u64, proven: Proven) {
+        for early in &mut self.early {
+            if let Some(place) = early.place(&proven.claim) {
+                early.sockets.insert(place, proven);
+                return;
+            }
+        }
+        if self.early.len() < EARLY {
+            self.early.push_back(Early {
+                number,
+                since: Instant::now(),
+                sockets: vec![proven],
+            });
+        }
+    }
+}
+
 impl Acceptor {
     pub fn new(name: String, shared: Arc<Shared>, listener: TcpListener) -> io::Result<Acceptor> {
         listener.set_nonblocking(true)?;
         rustix::net::listen(&listener, BACKLOG)?;
-        shared.poller.add(&listener, false)?;
+        shared.poller.add(&listener, Interest::BYTES)?;
         Ok(Acceptor {
             name,
             shared,
@@ -138,7 +190,8 @@ impl Acceptor {
                 }
             };
             let ready = stream.set_nonblocking(true);
-            if ready.is_err() || self.shared.poller.add(&stream, false).is_err() {
+            let added = ready.and_then(|()| self.shared.poller.add(&stream, Interest::BYTES));
+            if added.is_err() {
                 continue;
             }
             if full {
@@ -169,17 +222,14 @@ impl Acceptor {
                 Ok(None) => busy = true,
                 Ok(Some((bytes, claim))) => {
                     busy = true;
-                    if let Some(session) = waiting.session
-                        && pending.proven.len() < EARLY
-                    {
-                        pending.proven.push_back(Proven {
-                            number: waiting.number,
+                    if let Some(session) = waiting.session {
+                        let proven = Proven {
                             stream: waiting.stream,
-                            since: Instant::now(),
                             session,
                             bytes,
                             claim,
-                        });
+                        };
+                        pending.add(waiting.number, proven);
                     }
                 }
                 Err(why) => {
@@ -191,64 +241,63 @@ impl Acceptor {
         busy
     }
 
-    /// Hands a connection to its queue pair; returns it if that is not connected yet.
-    fn hand_over(&self, proven: Proven) -> Option<Proven> {
-        let relay = self.qps.lock().get(&proven.claim.to.qpn).cloned();
-        let relay = relay.filter(|_| proven.claim.to.node == self.shared.node);
-        let Proven {
-            number,
-            stream,
-            since,
-            session,
-            bytes,
-            claim,
-        } = proven;
-        let mut stream = Some(stream);
-        let open = |limit| {
-            let mut stream = stream.take()?;
-            wire::prepare(&stream, limit).ok()?;
-            put(&mut stream, &session.verdict(&bytes, Verdict::Welcome)).ok()?;
-            Some(Box::new(Sockets::over(stream, &self.shared.poller)) as Box<dyn Wire>)
+    /// Hands a connection to its queue pair; returns it if a socket is missing, or if the queue pair is
+    /// not connected yet.
+    fn hand_over(&self, mut early: Early) -> Option<Early> {
+        let claim = early.claim()?;
+        let offer = match early.sockets.len() == usize::from(claim.sockets) {
+            true => self.offer(&claim, &mut early),
+            false => Offer::Later,
         };
-        let offer = match relay {
-            None => Offer::Refused(Verdict::NotNow),
-            Some(relay) => {
-                let keys = session.keys(&bytes);
-                relay.with(|relay| relay.queues.offer(number, &claim, keys, open))
-            }
-        };
-        let mut stream = stream?;
         match offer {
-            Offer::Later if since.elapsed() < WAIT && self.is_silent(&stream) => Some(Proven {
-                number,
-                stream,
-                since,
-                session,
-                bytes,
-                claim,
-            }),
+            Offer::Later if early.since.elapsed() < WAIT && self.is_silent(&early) => Some(early),
             Offer::Later | Offer::Taken => None,
             Offer::Refused(verdict) => {
-                let _ = put(&mut stream, &session.verdict(&bytes, verdict));
+                for proven in &mut early.sockets {
+                    let _ = proven.answer(verdict);
+                }
                 None
             }
         }
     }
 
-    /// Whether the peer awaits its verdict. One that has given up would keep the thread awake.
-    fn is_silent(&self, stream: &TcpStream) -> bool {
+    /// Offers a connection to its queue pair, which takes its sockets if it accepts.
+    fn offer(&self, claim: &Claim, early: &mut Early) -> Offer {
+        let relay = self.qps.lock().get(&claim.to.qpn).cloned();
+        let Some(relay) = relay.filter(|_| claim.to.node == self.shared.node) else {
+            return Offer::Refused(Verdict::NotNow);
+        };
+        let Some(first) = early.sockets.first() else {
+            return Offer::Later;
+        };
+        let keys = first.session.keys(&first.bytes);
+        let open = |limit| {
+            for proven in &mut early.sockets {
+                wire::prepare(&proven.stream, limit).ok()?;
+                proven.answer(Verdict::Welcome).ok()?;
+            }
+            let streams = early.sockets.drain(..).map(|proven| proven.stream);
+            Some(wire::over(streams.collect(), &self.shared.poller))
+        };
+        relay.with(|relay| relay.queues.offer(early.number, claim, keys, open))
+    }
+
+    /// Whether the peer awaits its verdicts. One that has given up would keep the thread awake.
+    fn is_silent(&self, early: &Early) -> bool {
         let none = |e: io::Error| e.kind() == io::ErrorKind::WouldBlock;
-        !self.shared.poller.take(stream) || stream.peek(&mut [0]).is_err_and(none)
+        early.sockets.iter().all(|Proven { stream, .. }| {
+            !self.shared.poller.take(stream) || stream.peek(&mut [0]).is_err_and(none)
+        })
     }
 
     fn hand_over_all(&self, pending: &mut Pending) -> bool {
         let mut busy = false;
-        for _ in 0..pending.proven.len() {
-            let Some(proven) = pending.proven.pop_front() else {
+        for _ in 0..pending.early.len() {
+            let Some(early) = pending.early.pop_front() else {
                 break;
             };
-            match self.hand_over(proven) {
-                Some(proven) => pending.proven.push_back(proven),
+            match self.hand_over(early) {
+                Some(early) => pending.early.push_back(early),
                 None => busy = true,
             }
         }
@@ -289,7 +338,7 @@ impl Source for Acceptor {
         let again = pending.refused.is_some_and(over);
         if again {
             pending.refused = None;
-            self.shared.poller.set(&self.listener, false);
+            self.shared.poller.set(&self.listener, Interest::BYTES);
         }
         let news = self.shared.poller.take(&self.listener);
         self.shared.poller.sweep(news);

@@ -8,8 +8,8 @@ use super::Broken;
 use super::greeting::{
     CLAIM, Claim, Key, Nonce, OPENING, Session, VERDICT, Verdict, opening, read_opening,
 };
-use super::poller::Poller;
-use super::wire::{self, Sockets, Wire};
+use super::poller::{Interest, Poller};
+use super::wire::{self, Wire};
 
 /// The time between two attempts: the first, and the longest.
 const FIRST: Duration = Duration::from_millis(2);
@@ -31,12 +31,17 @@ pub struct Dial {
     logged: bool,
 }
 
-/// One connection until its greeting ends.
+/// The sockets of a connection until their greetings end.
 struct Attempt {
+    sockets: Vec<Socket>,
+    until: Instant,
+}
+
+struct Socket {
     stream: TcpStream,
     nonce: Nonce,
+    claim: Claim,
     stage: Stage,
-    until: Instant,
     got: Vec<u8>,
 }
 
@@ -47,6 +52,8 @@ enum Stage {
     Opening,
     /// The peer's verdict is awaited.
     Claimed(Box<(Session, [u8; CLAIM])>),
+    /// The peer has accepted; the keys of what this side and the peer send.
+    Welcome(Box<[Key; 2]>),
 }
 
 /// Reads until `into` has `len` bytes. Returns whether it has.
@@ -104,19 +111,14 @@ impl Dial {
             None if now < self.next => return None,
             None => self.begin(now).map(|()| None),
             Some(attempt) if now > attempt.until => Err(Broken::Late),
-            Some(attempt) => attempt.step(self.key, &self.claim, &self.poller),
+            Some(attempt) => attempt.step(self.key, &self.poller, self.limit),
         };
         match outcome {
-            Ok(None) => None,
-            Ok(Some(keys)) => {
-                let stream = self.attempt.take()?.stream;
-                match wire::prepare(&stream, self.limit) {
-                    Ok(()) => Some((Box::new(Sockets::over(stream, &self.poller)), keys)),
-                    Err(e) => {
-                        self.again(now, Broken::of(&e));
-                        None
-                    }
-                }
+            Ok(keys) => {
+                let keys = keys?;
+                let sockets = self.attempt.take()?.sockets.into_iter();
+                let streams = sockets.map(|socket| socket.stream).collect();
+                Some((wire::over(streams, &self.poller), keys))
             }
             Err(why) => {
                 self.again(now, why);
@@ -133,14 +135,29 @@ impl Dial {
     }
 
     fn begin(&mut self, now: Instant) -> Result<(), Broken> {
-        let stream = wire::connect(self.to).map_err(|e| Broken::of(&e))?;
-        self.poller.add(&stream, true).map_err(|e| Broken::of(&e))?;
+        let random = || super::random().map_err(|_| Broken::Greeting("no random numbers"));
+        let [a, b, c, d, e, f, g, h, ..] = random()?;
+        let attempt = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        let begun = |socket| {
+            let stream = wire::connect(self.to).map_err(|e| Broken::of(&e))?;
+            let added = self.poller.add(&stream, Interest::BOTH);
+            added.map_err(|e| Broken::of(&e))?;
+            Ok(Socket {
+                stream,
+                nonce: random()?,
+                claim: Claim {
+                    attempt,
+                    socket,
+                    ..self.claim
+                },
+                stage: Stage::Connecting,
+                got: Vec::new(),
+            })
+        };
+        let sockets: Result<_, Broken> = (0..self.claim.sockets).map(begun).collect();
         self.attempt = Some(Attempt {
-            stream,
-            nonce: super::random().map_err(|_| Broken::Greeting("no random numbers"))?,
-            stage: Stage::Connecting,
+            sockets: sockets?,
             until: now + ATTEMPT,
-            got: Vec::new(),
         });
         Ok(())
     }
@@ -165,12 +182,33 @@ impl Dial {
 }
 
 impl Attempt {
+    /// Goes on. Returns the keys of the first socket, once all of them are accepted.
     fn step(
         &mut self,
         key: Key,
-        claim: &Claim,
         poller: &Poller,
+        limit: Option<Duration>,
     ) -> Result<Option<[Key; 2]>, Broken> {
+        let mut welcome = true;
+        for socket in &mut self.sockets {
+            welcome &= socket.step(key, poller)?;
+        }
+        if !welcome {
+            return Ok(None);
+        }
+        for socket in &self.sockets {
+            wire::prepare(&socket.stream, limit).map_err(|e| Broken::of(&e))?;
+        }
+        Ok(self.sockets.first().and_then(|first| match &first.stage {
+            Stage::Welcome(keys) => Some(**keys),
+            _ => None,
+        }))
+    }
+}
+
+impl Socket {
+    /// Goes on. Returns whether the peer has accepted.
+    fn step(&mut self, key: Key, poller: &Poller) -> Result<bool, Broken> {
         loop {
             match &self.stage {
                 Stage::Connecting => {
@@ -178,21 +216,21 @@ impl Attempt {
                         return Err(Broken::of(&e));
                     }
                     if self.stream.peer_addr().is_err() {
-                        return Ok(None);
+                        return Ok(false);
                     }
                     // It has room, which must not keep the thread awake.
-                    poller.set(&self.stream, false);
+                    poller.set(&self.stream, Interest::BYTES);
                     put(&mut self.stream, &opening(&self.nonce))?;
                     self.stage = Stage::Opening;
                 }
                 Stage::Opening => {
                     if !fill(&mut self.stream, &mut self.got, OPENING)? {
-                        return Ok(None);
+                        return Ok(false);
                     }
                     let theirs = self.got.first_chunk().map(read_opening);
                     let theirs = theirs.ok_or(Broken::Closed)??;
                     let session = Session::new(key, [self.nonce, theirs]);
-                    let bytes = session.claim(claim);
+                    let bytes = session.claim(&self.claim);
                     put(&mut self.stream, &bytes)?;
                     self.got.clear();
                     self.stage = Stage::Claimed(Box::new((session, bytes)));
@@ -200,21 +238,26 @@ impl Attempt {
                 Stage::Claimed(claimed) => {
                     match fill(&mut self.stream, &mut self.got, VERDICT) {
                         Ok(true) => {}
-                        Ok(false) => return Ok(None),
+                        Ok(false) => return Ok(false),
                         Err(Broken::Closed) => return Err(Broken::Unanswered),
                         Err(why) => return Err(why),
                     }
                     let (session, bytes) = &**claimed;
                     let verdict = self.got.first_chunk();
                     let verdict = verdict.map(|verdict| session.read_verdict(bytes, verdict));
-                    return match verdict.ok_or(Broken::Closed)?? {
-                        Verdict::Welcome => Ok(Some(session.keys(bytes))),
-                        Verdict::NotNow => Err(Broken::NotNow),
-                        Verdict::Encryption => Err(Broken::Greeting(
-                            "only one of the two devices encrypts; use the same setting for both",
-                        )),
-                    };
+                    match verdict.ok_or(Broken::Closed)?? {
+                        Verdict::Welcome => {
+                            self.stage = Stage::Welcome(Box::new(session.keys(bytes)));
+                        }
+                        Verdict::NotNow => return Err(Broken::NotNow),
+                        Verdict::Encryption => {
+                            return Err(Broken::Greeting(
+                                "only one of the two devices encrypts; use the same setting for both",
+                            ));
+                        }
+                    }
                 }
+                Stage::Welcome(_) => return Ok(true),
             }
         }
     }

@@ -5,6 +5,9 @@
 //! its claim, which names the two queue pairs, with a proof; the other answers with a verdict and
 //! a proof. A proof is a digest, keyed with the key of the job, of the side, both random numbers, the
 //! claim and the verdict. So a recorded greeting proves nothing in another connection.
+//!
+//! Each socket of a connection has a greeting of its own. The verdicts are sent when the claims of all
+//! of them are there.
 
 use blake3::{Hash, Hasher};
 
@@ -16,11 +19,15 @@ pub type Key = [u8; 32];
 pub type Nonce = [u8; 32];
 
 /// Begins both openings; its last byte is the version of the protocol.
-const MAGIC: [u8; 8] = *b"gdstcp\0\x01";
+const MAGIC: [u8; 8] = *b"gdstcp\0\x02";
 /// Bytes of an opening, of a claim with its proof, and of a verdict with its proof.
 pub const OPENING: usize = 40;
-pub const CLAIM: usize = 72;
+pub const CLAIM: usize = CLAIMED + 32;
 pub const VERDICT: usize = 40;
+/// Bytes of a claim without its proof.
+pub const CLAIMED: usize = 48;
+/// Maximum number of sockets of a connection.
+pub const SOCKETS: u8 = 16;
 
 /// A queue pair with one of its connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,13 +39,37 @@ pub struct End {
     pub psn: u32,
 }
 
-/// What the side that connects says.
+/// What the side that connects says on each socket of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub to: End,
     pub from: End,
     /// Whether frames are encrypted.
     pub encrypted: bool,
+    /// A random number, the same on all sockets of one attempt to connect.
+    pub attempt: u64,
+    /// The place of the socket among those of the connection, from 0 on, and their number.
+    pub socket: u8,
+    pub sockets: u8,
+}
+
+impl Claim {
+    /// The claim of a connection of one socket.
+    pub fn new(to: End, from: End, encrypted: bool) -> Claim {
+        Claim {
+            to,
+            from,
+            encrypted,
+            attempt: 0,
+            socket: 0,
+            sockets: 1,
+        }
+    }
+
+    /// The claim of another socket of the connection.
+    pub fn at(self, socket: u8) -> Claim {
+        Claim { socket, ..self }
+    }
 }
 
 /// What the other side answers.
@@ -107,17 +138,19 @@ impl Session {
             b[8..12].copy_from_slice(&end.qpn.to_le_bytes());
             b[12..].copy_from_slice(&end.psn.to_le_bytes());
         }
-        b[32] = claim.encrypted.into();
-        let proof = self.digest("the side that connects", &b[..40], &[]);
-        b[40..].copy_from_slice(proof.as_bytes());
+        b[32..40].copy_from_slice(&claim.attempt.to_le_bytes());
+        b[40..43].copy_from_slice(&[claim.encrypted.into(), claim.socket, claim.sockets]);
+        let proof = self.digest("the side that connects", &b[..CLAIMED], &[]);
+        b[CLAIMED..].copy_from_slice(proof.as_bytes());
         b
     }
 
     /// # Errors
-    /// The reason if the proof is wrong, after the same time whatever its bytes are.
+    /// The reason if the proof is wrong, after the same time whatever its bytes are; or if the connection
+    /// has no such socket.
     pub fn read_claim(&self, b: &[u8; CLAIM]) -> Result<Claim, Broken> {
-        let proof = self.digest("the side that connects", &b[..40], &[]);
-        if !proven(proof, &b[40..]) {
+        let proof = self.digest("the side that connects", &b[..CLAIMED], &[]);
+        if !proven(proof, &b[CLAIMED..]) {
             return Err(Broken::Greeting("it does not have the key of this job"));
         }
         let number = |b: &[u8]| b.iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
@@ -126,11 +159,18 @@ impl Session {
             qpn: number(&b[at + 8..at + 12]) as u32,
             psn: number(&b[at + 12..at + 16]) as u32,
         };
-        Ok(Claim {
+        let claim = Claim {
             to: end(0),
             from: end(16),
-            encrypted: b[32] != 0,
-        })
+            attempt: number(&b[32..40]),
+            encrypted: b[40] != 0,
+            socket: b[41],
+            sockets: b[42],
+        };
+        match claim.socket < claim.sockets && claim.sockets <= SOCKETS {
+            true => Ok(claim),
+            false => Err(Broken::Greeting("its connection has no such socket")),
+        }
     }
 
     /// The verdict on a claim, and its proof.
@@ -138,7 +178,7 @@ impl Session {
         let mut b = [0; VERDICT];
         let number = VERDICTS.iter().position(|one| *one == verdict);
         b[0] = number.unwrap_or_default() as u8;
-        let proof = self.digest("the side that accepts", &claim[..40], &b[..8]);
+        let proof = self.digest("the side that accepts", &claim[..CLAIMED], &b[..8]);
         b[8..].copy_from_slice(proof.as_bytes());
         b
     }
@@ -146,7 +186,7 @@ impl Session {
     /// # Errors
     /// As [`Session::read_claim`].
     pub fn read_verdict(&self, claim: &[u8; CLAIM], b: &[u8; VERDICT]) -> Result<Verdict, Broken> {
-        let proof = self.digest("the side that accepts", &claim[..40], &b[..8]);
+        let proof = self.digest("the side that accepts", &claim[..CLAIMED], &b[..8]);
         if !proven(proof, &b[8..]) {
             return Err(Broken::Greeting("it does not have the key of this job"));
         }
@@ -159,7 +199,7 @@ impl Session {
     /// The keys that encrypt what the side that connects sends, and what the other sends.
     pub fn keys(&self, claim: &[u8; CLAIM]) -> [Key; 2] {
         ["from the side that connects", "from the side that accepts"]
-            .map(|what| *self.digest(what, &claim[..40], &[]).as_bytes())
+            .map(|what| *self.digest(what, &claim[..CLAIMED], &[]).as_bytes())
     }
 }
 
@@ -184,7 +224,25 @@ mod tests {
             psn: 2,
         },
         encrypted: true,
+        attempt: 0x8877_6655_4433_2211,
+        socket: 2,
+        sockets: 3,
     };
+
+    #[test]
+    fn sockets_that_a_connection_does_not_have_are_refused() {
+        let session = Session::new([7; 32], [[1; 32], [2; 32]]);
+        let read = |socket, sockets| {
+            let claim = Claim {
+                socket,
+                sockets,
+                ..CLAIMED
+            };
+            session.read_claim(&session.claim(&claim)).is_ok()
+        };
+        assert!(read(0, 1) && read(SOCKETS - 1, SOCKETS));
+        assert!(!read(0, 0) && !read(1, 1) && !read(0, SOCKETS + 1));
+    }
 
     #[test]
     fn greetings_are_accepted_by_the_same_key_and_numbers_alone() {

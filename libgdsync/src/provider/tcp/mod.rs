@@ -4,14 +4,15 @@
 //! ([`relay`](super::relay)). [`queues`] is one queue pair: it sends requests as frames ([`frame`])
 //! and executes those of the peer, in memory that is registered ([`memory`]); [`output`] and
 //! [`input`] are its two directions, [`seal`] encrypts them, [`delay`] says when counts are sent.
-//! [`wire`] is a connection; [`dial`] connects, [`accept`] accepts, and both prove by [`greeting`] that
-//! they are of the same job. [`poller`] has all sockets of a device, [`address`] the address where peers connect to it.
+//! [`wire`] is a connection, [`bundle`] one by several sockets; [`dial`] connects, [`accept`] accepts, and
+//! both prove by [`greeting`] that they are of the same job. [`poller`] has all sockets of a device, [`address`] the address where peers connect to it.
 //!
 //! A thread of the device does the work, unless a thread of the application that waits does it
 //! ([`Nic::wait_until`]).
 
 mod accept;
 mod address;
+mod bundle;
 mod delay;
 mod dial;
 #[allow(missing_docs, reason = "public for tests alone")]
@@ -33,7 +34,8 @@ pub mod protocol {
     pub use super::Broken;
     pub use super::frame::{HEAD, Head, KINDS, Kind, MOST, OPERANDS};
     pub use super::greeting::{
-        CLAIM, Claim, End, OPENING, Session, VERDICT, Verdict, opening, read_opening,
+        CLAIM, CLAIMED, Claim, End, OPENING, SOCKETS, Session, VERDICT, Verdict, opening,
+        read_opening,
     };
     pub use super::seal::{PLAIN, Seal};
 }
@@ -70,6 +72,8 @@ const OPEN: &str = "open TCP device";
 const REQUESTS: usize = 256;
 /// Bytes of inline data of a request, at most: those of the longest entry.
 const INLINE: usize = 1024;
+/// Sockets of a connection to another host by default.
+const SOCKETS: u8 = 4;
 /// Retries, for the time limit of a connection.
 const RETRIES: u8 = 7;
 /// The shortest time limit of a connection.
@@ -149,6 +153,8 @@ fn process_key() -> io::Result<Key> {
 struct TcpNic {
     name: String,
     at: SocketAddr,
+    /// Sockets of a connection that this side begins, if they do not depend on the host.
+    sockets: Option<u8>,
     shared: Arc<Shared>,
     common: Arc<Common<Acceptor>>,
     thread: Option<JoinHandle<()>>,
@@ -167,6 +173,13 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
         let what =
             "the time of the host is virtual, and that of a socket is real; use a virtual NIC";
         return Err(Error::new(OPEN, Kind::Unsupported, what));
+    }
+    if let Some(sockets) = options.sockets
+        && !(1..=greeting::SOCKETS).contains(&sockets)
+    {
+        let most = greeting::SOCKETS;
+        let what = format!("a connection cannot have {sockets} sockets; set 1 to {most}");
+        return Err(Error::new(OPEN, Kind::Invalid, what));
     }
     let ip = options.address.unwrap_or_else(address::default);
     let listener = TcpListener::bind((ip, 0)).map_err(|e| match e.kind() {
@@ -215,6 +228,7 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
     Ok(Arc::new(TcpNic {
         name,
         at,
+        sockets: options.sockets,
         shared,
         common,
         thread,
@@ -375,13 +389,15 @@ impl Nic for TcpNic {
                 Error::new(OPERATION, Kind::System, what).with_source(e)
             })?),
         };
+        let by_host = || if at.ip() == self.at.ip() { 1 } else { SOCKETS };
+        let sockets = self.sockets.unwrap_or_else(by_host);
         self.relay(qpn, OPERATION)?.with(|relay| {
             match itself {
                 Some(wire) => relay.queues.connect_to_itself([own; 2], Box::new(wire)),
                 // Of the two sides, one connects.
                 None => relay
                     .queues
-                    .connect([own, there], (own < there).then_some(at)),
+                    .connect([own, there], (own < there).then_some((at, sockets))),
             }
             relay.up();
             relay.receive();

@@ -45,10 +45,28 @@ struct Inner {
 #[derive(Default)]
 struct Lingering(VecDeque<(OwnedFd, Instant)>, Option<Instant>);
 
-fn flags(room: bool) -> EventFlags {
-    match room {
-        false => EventFlags::IN,
-        true => EventFlags::IN | EventFlags::OUT,
+/// What makes a socket ready, besides an error.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Interest {
+    pub bytes: bool,
+    pub room: bool,
+}
+
+impl Interest {
+    pub const BYTES: Interest = Interest {
+        bytes: true,
+        room: false,
+    };
+    pub const BOTH: Interest = Interest {
+        bytes: true,
+        room: true,
+    };
+
+    fn flags(self) -> EventFlags {
+        let mut flags = EventFlags::empty();
+        flags.set(EventFlags::IN, self.bytes);
+        flags.set(EventFlags::OUT, self.room);
+        flags
     }
 }
 
@@ -67,16 +85,16 @@ impl Poller {
         self.0.epoll.as_raw_fd()
     }
 
-    /// Adds a socket, until it is closed; `room`: also for room in it.
-    pub fn add(&self, socket: impl AsFd, room: bool) -> io::Result<()> {
+    /// Adds a socket, until it is closed.
+    pub fn add(&self, socket: impl AsFd, interest: Interest) -> io::Result<()> {
         let data = token(&socket);
-        Ok(epoll::add(&self.0.epoll, socket, data, flags(room))?)
+        Ok(epoll::add(&self.0.epoll, socket, data, interest.flags())?)
     }
 
-    /// Changes whether a socket is ready for room in it. Returns whether the system does so.
-    pub fn set(&self, socket: impl AsFd, room: bool) -> bool {
+    /// Changes what makes a socket ready. Returns whether the system does so.
+    pub fn set(&self, socket: impl AsFd, interest: Interest) -> bool {
         let data = token(&socket);
-        epoll::modify(&self.0.epoll, socket, data, flags(room)).is_ok()
+        epoll::modify(&self.0.epoll, socket, data, interest.flags()).is_ok()
     }
 
     /// Does not report a socket as ready, until [`Poller::set`].

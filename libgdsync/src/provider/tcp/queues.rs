@@ -302,7 +302,7 @@ impl Queues for TcpQueues {
             self.end_connection(Broken::Late, IBV_WC_RETRY_EXC_ERR);
             return true;
         }
-        let Link::Open(wire) = &self.link else {
+        let Link::Open(wire) = &mut self.link else {
             return self.connecting();
         };
         if !wire.may_read() && !self.more && self.hot == 0 && !self.input.is_copying() {

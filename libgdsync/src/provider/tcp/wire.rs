@@ -10,7 +10,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with, sockopt};
 
-use super::poller::Poller;
+use super::bundle::Bundle;
+use super::poller::{Interest, Poller};
 
 /// Memory that a call of the system reads or writes. Devices may use it at the same time, so it is no
 /// slice.
@@ -31,7 +32,7 @@ pub trait Wire: Send {
     unsafe fn write(&mut self, from: &[iovec]) -> io::Result<usize>;
 
     /// Whether the connection may have bytes, by what the system reported since the last call.
-    fn may_read(&self) -> bool;
+    fn may_read(&mut self) -> bool;
 
     /// Whether the thread must wake when there is room.
     fn want_room(&mut self, wanted: bool);
@@ -56,8 +57,8 @@ pub struct Sockets {
     /// The end that is written, if it is not the same.
     write: Option<OwnedFd>,
     poller: Poller,
-    /// Whether the poller reports room.
-    room: bool,
+    /// What the poller reports.
+    interest: Interest,
     /// Whether the last write found no room. The next one waits for a report, which comes when a third of
     /// the room is free: a thread that polls would write few bytes at a time.
     full: bool,
@@ -66,12 +67,12 @@ pub struct Sockets {
 impl Sockets {
     /// A connection by a socket that the poller has.
     pub fn over(stream: TcpStream, poller: &Poller) -> Sockets {
-        poller.set(&stream, false);
+        poller.set(&stream, Interest::BYTES);
         Sockets {
             read: stream.into(),
             write: None,
             poller: poller.clone(),
-            room: false,
+            interest: Interest::BYTES,
             full: false,
         }
     }
@@ -82,15 +83,47 @@ impl Sockets {
         for end in [&read, &write] {
             end.set_nonblocking(true)?;
         }
-        poller.add(&read, false)?;
-        poller.add(&write, false)?;
+        poller.add(&read, Interest::BYTES)?;
+        poller.add(&write, Interest::BYTES)?;
         Ok(Sockets {
             read: read.into(),
             write: Some(write.into()),
             poller: poller.clone(),
-            room: false,
+            interest: Interest::BYTES,
             full: false,
         })
+    }
+
+    /// Whether the thread must wake when there are bytes. Only of a connection by one socket.
+    pub fn want_bytes(&mut self, wanted: bool) {
+        self.want(Interest {
+            bytes: wanted,
+            ..self.interest
+        });
+    }
+
+    fn want(&mut self, interest: Interest) {
+        if self.interest != interest && self.poller.set(self.writes(), interest) {
+            self.interest = interest;
+        }
+    }
+
+    /// The error of the connection, if it has failed.
+    pub fn failure(&self) -> Option<io::Error> {
+        match sockopt::socket_error(&self.read) {
+            Ok(Ok(())) => None,
+            Ok(Err(e)) | Err(e) => Some(e.into()),
+        }
+    }
+
+    /// As [`Wire::close`].
+    pub fn end(mut self) {
+        // A connection that is shut down always has room.
+        self.want_room(false);
+        if self.write.is_none() {
+            let _ = rustix::net::shutdown(&self.read, Shutdown::Write);
+            self.poller.linger(self.read);
+        }
     }
 
     fn writes(&self) -> &OwnedFd {
@@ -138,7 +171,7 @@ impl Wire for Sockets {
     }
 
     unsafe fn write(&mut self, from: &[iovec]) -> io::Result<usize> {
-        if self.full && self.room && !self.poller.take_room(self.writes()) {
+        if self.full && self.interest.room && !self.poller.take_room(self.writes()) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         // SAFETY: the caller's promise.
@@ -148,24 +181,30 @@ impl Wire for Sockets {
         written
     }
 
-    fn may_read(&self) -> bool {
+    fn may_read(&mut self) -> bool {
         self.poller.take(&self.read)
     }
 
     fn want_room(&mut self, wanted: bool) {
-        if self.room == wanted {
-            return;
-        }
-        self.room = self.poller.set(self.writes(), wanted) && wanted;
+        self.want(Interest {
+            room: wanted,
+            ..self.interest
+        });
     }
 
-    fn close(mut self: Box<Self>) {
-        // A connection that is shut down always has room.
-        self.want_room(false);
-        if self.write.is_none() {
-            let _ = rustix::net::shutdown(&self.read, Shutdown::Write);
-            self.poller.linger(self.read);
-        }
+    fn close(self: Box<Self>) {
+        self.end();
+    }
+}
+
+/// A connection by the sockets of a greeting, in their order.
+pub fn over(streams: Vec<TcpStream>, poller: &Poller) -> Box<dyn Wire> {
+    let mut sockets = streams
+        .into_iter()
+        .map(|stream| Sockets::over(stream, poller));
+    match (sockets.len(), sockets.next()) {
+        (1, Some(one)) => Box::new(one),
+        (_, one) => Box::new(Bundle::of(one.into_iter().chain(sockets).collect())),
     }
 }
 

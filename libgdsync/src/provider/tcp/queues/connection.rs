@@ -31,19 +31,17 @@ pub enum Offer {
 }
 
 impl TcpQueues {
-    /// Begins a connection of this side, `ends[0]`, to a peer that accepts at an address, or that
-    /// connects to this side.
-    pub fn connect(&mut self, ends: [End; 2], at: Option<SocketAddr>) {
+    /// Begins a connection of this side, `ends[0]`, to a peer that accepts at an address, by so many
+    /// sockets, or that connects to this side.
+    pub fn connect(&mut self, ends: [End; 2], at: Option<(SocketAddr, u8)>) {
         self.ends = ends;
         self.link = match at {
             None => Link::Awaited,
-            Some(at) => {
+            Some((at, sockets)) => {
                 let [from, to] = ends;
-                let encrypted = self.shared.encrypted;
                 let claim = Claim {
-                    to,
-                    from,
-                    encrypted,
+                    sockets,
+                    ..Claim::new(to, from, self.shared.encrypted)
                 };
                 let (key, poller) = (self.shared.key, &self.shared.poller);
                 Link::Dialled(Box::new(Dial::new(

@@ -55,7 +55,7 @@ impl Wire for ByHand {
         Ok(script.heard.len() - before)
     }
 
-    fn may_read(&self) -> bool {
+    fn may_read(&mut self) -> bool {
         true
     }
 

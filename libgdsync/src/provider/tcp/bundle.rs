@@ -1,0 +1,329 @@
+//! [`Bundle`]: several sockets as one connection, for networks that limit the rate of one.
+//!
+//! The stream of bytes is cut into stripes of [`STRIPE`] bytes, and the sockets carry them in turn. Both
+//! sides count the bytes, so a stripe needs no head, and everything above sees one stream.
+
+use std::io;
+use std::mem;
+
+use smallvec::SmallVec;
+
+use super::wire::{Sockets, Wire, iovec, piece};
+
+/// Bytes of a stripe.
+pub const STRIPE: usize = 128 * 1024;
+
+/// The socket that has the next byte of a direction, and the rest of its stripe.
+struct Turn {
+    socket: usize,
+    left: usize,
+}
+
+impl Turn {
+    const FIRST: Turn = Turn {
+        socket: 0,
+        left: STRIPE,
+    };
+
+    /// Counts `n` bytes of the stripe. Returns the socket before, if that was the end of its stripe.
+    fn advance(&mut self, n: usize, sockets: usize) -> Option<usize> {
+        self.left -= n;
+        if self.left > 0 {
+            return None;
+        }
+        let next = Turn {
+            socket: (self.socket + 1) % sockets,
+            left: STRIPE,
+        };
+        Some(mem::replace(self, next).socket)
+    }
+}
+
+pub struct Bundle {
+    sockets: Vec<Sockets>,
+    /// Only the socket that is read is ready for bytes: those of later stripes would keep the thread
+    /// awake.
+    read: Turn,
+    write: Turn,
+    /// Whether the poller reported another socket, which may have failed.
+    suspect: bool,
+}
+
+/// Up to `most` bytes of this memory, behind `skip` bytes of it.
+fn part(memory: &[iovec], mut skip: usize, mut most: usize) -> SmallVec<[iovec; 20]> {
+    let mut list = SmallVec::new();
+    for of in memory {
+        let skipped = skip.min(of.iov_len);
+        skip -= skipped;
+        let len = (of.iov_len - skipped).min(most);
+        if len > 0 {
+            let at = of.iov_base.cast::<u8>().wrapping_add(skipped);
+            list.push(piece(at, len));
+            most -= len;
+        }
+    }
+    list
+}
+
+/// Moves the bytes of `memory` by `transfer`, a stripe at a time, until it takes fewer than it is given.
+/// Calls `turned` with the sockets of a stripe that ends and of the next one. Returns the number of
+/// bytes; an error behind the first one is left to the next call.
+fn by_stripes(
+    memory: &[iovec],
+    sockets: &mut [Sockets],
+    turn: &mut Turn,
+    transfer: impl Fn(&mut Sockets, &[iovec]) -> io::Result<usize>,
+    turned: impl Fn(&mut [Sockets], usize, usize),
+) -> io::Result<usize> {
+    let mut done = 0;
+    loop {
+        let part = part(memory, done, turn.left);
+        let given: usize = part.iter().map(|part| part.iov_len).sum();
+        if given == 0 {
+            return Ok(done);
+        }
+        match transfer(&mut sockets[turn.socket], &part) {
+            Ok(n) => {
+                done += n;
+                if let Some(before) = turn.advance(n, sockets.len()) {
+                    turned(sockets, before, turn.socket);
+                }
+                if n < given {
+                    return Ok(done);
+                }
+            }
+            Err(_) if done > 0 => return Ok(done),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+impl Bundle {
+    /// A connection by two sockets or more, in the same order on both sides.
+    pub fn of(mut sockets: Vec<Sockets>) -> Bundle {
+        for later in &mut sockets[1..] {
+            later.want_bytes(false);
+        }
+        Bundle {
+            sockets,
+            read: Turn::FIRST,
+            write: Turn::FIRST,
+            suspect: false,
+        }
+    }
+
+    /// The error of a socket that is not read now. A peer that closes the connection is no error: what it
+    /// has sent before is read first.
+    fn failure(&mut self) -> Option<io::Error> {
+        let suspect = mem::take(&mut self.suspect);
+        let mut all = suspect.then_some(&self.sockets).into_iter().flatten();
+        all.find_map(Sockets::failure)
+    }
+}
+
+impl Wire for Bundle {
+    unsafe fn read(&mut self, into: &[iovec]) -> io::Result<usize> {
+        let outcome = by_stripes(
+            into,
+            &mut self.sockets,
+            &mut self.read,
+            // SAFETY: parts of the caller's memory.
+            |socket, part| unsafe { socket.read(part) },
+            |sockets, before, next| {
+                sockets[before].want_bytes(false);
+                sockets[next].want_bytes(true);
+            },
+        );
+        match outcome {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(self.failure().unwrap_or(e)),
+            outcome => outcome,
+        }
+    }
+
+    unsafe fn write(&mut self, from: &[iovec]) -> io::Result<usize> {
+        by_stripes(
+            from,
+            &mut self.sockets,
+            &mut self.write,
+            // SAFETY: parts of the caller's memory.
+            |socket, part| unsafe { socket.write(part) },
+            |sockets, before, _| sockets[before].want_room(false),
+        )
+    }
+
+    fn may_read(&mut self) -> bool {
+        let mut may = false;
+        for (at, socket) in self.sockets.iter_mut().enumerate() {
+            let ready = socket.may_read();
+            may |= ready;
+            self.suspect |= ready && at != self.read.socket;
+        }
+        may
+    }
+
+    fn want_room(&mut self, wanted: bool) {
+        self.sockets[self.write.socket].want_room(wanted);
+    }
+
+    fn close(self: Box<Self>) {
+        for socket in self.sockets {
+            socket.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::provider::tcp::poller::{Interest, Poller};
+    use crate::provider::tcp::wire;
+
+    const SOCKETS: usize = 3;
+
+    /// Connections on the loopback interface: the sockets of both sides.
+    fn pairs() -> [Vec<TcpStream>; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let pair = |_| {
+            (
+                TcpStream::connect(at).unwrap(),
+                listener.accept().unwrap().0,
+            )
+        };
+        let (a, b) = (0..SOCKETS).map(pair).unzip();
+        [a, b]
+    }
+
+    fn bundle(streams: Vec<TcpStream>, poller: &Poller) -> Box<dyn Wire> {
+        for stream in &streams {
+            stream.set_nonblocking(true).unwrap();
+            poller.add(stream, Interest::BYTES).unwrap();
+        }
+        wire::over(streams, poller)
+    }
+
+    fn read(wire: &mut dyn Wire, bytes: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: the bytes of this test.
+        unsafe { wire.read(&[piece(bytes.as_ptr(), bytes.len())]) }
+    }
+
+    fn waits(outcome: &io::Result<usize>) -> bool {
+        let would_block = |e: &io::Error| e.kind() == io::ErrorKind::WouldBlock;
+        outcome.as_ref().is_err_and(would_block)
+    }
+
+    /// Reads until something else than "no bytes now".
+    fn outcome(wire: &mut dyn Wire, poller: &Poller) -> io::Result<usize> {
+        loop {
+            poller.look();
+            wire.may_read();
+            let outcome = read(wire, &mut [0; 8]);
+            if !waits(&outcome) {
+                return outcome;
+            }
+            sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn is_ready(poller: &Poller) -> bool {
+        let mut fd = libc::pollfd {
+            fd: poller.fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one structure.
+        unsafe { libc::poll(&raw mut fd, 1, 0) == 1 }
+    }
+
+    #[test]
+    fn bytes_pass_in_their_order_whatever_the_lengths_are() {
+        let poller = Poller::new().unwrap();
+        let mut ends = pairs().map(|streams| bundle(streams, &poller));
+        let mut rng = fastrand::Rng::with_seed(1);
+        let sent: Vec<u8> = std::iter::repeat_with(|| rng.u8(..))
+            .take(40 * STRIPE + 77)
+            .collect();
+        for from in [0, 1] {
+            let (mut written, mut got) = (0, Vec::new());
+            while got.len() < sent.len() {
+                let mut rest = &sent[written..];
+                let parts = [(); 4].map(|()| {
+                    let most = [100, 3 * STRIPE][rng.usize(..2)];
+                    let len = rng.usize(..most);
+                    let part;
+                    (part, rest) = rest.split_at(len.min(rest.len()));
+                    piece(part.as_ptr(), part.len())
+                });
+                if written < sent.len() {
+                    // SAFETY: the bytes of this test.
+                    let n = unsafe { ends[from].write(&parts) };
+                    assert!(n.is_ok() || waits(&n), "{n:?}");
+                    written += n.unwrap_or(0);
+                    ends[from].want_room(written < sent.len());
+                }
+                poller.look();
+                let mut room = vec![0; rng.usize(1..2 * STRIPE)];
+                let n = read(&mut *ends[1 - from], &mut room);
+                assert!(n.is_ok() || waits(&n), "{n:?}");
+                got.extend_from_slice(&room[..n.unwrap_or(0)]);
+            }
+            assert!(got == sent);
+        }
+    }
+
+    #[test]
+    fn bytes_of_later_stripes_make_nothing_ready() {
+        let poller = Poller::new().unwrap();
+        let [ours, mut theirs] = pairs();
+        let mut wire = bundle(ours, &poller);
+        theirs[1].write_all(b"later").unwrap();
+        sleep(Duration::from_millis(20));
+        assert!(!is_ready(&poller));
+        poller.look();
+        assert!(!wire.may_read());
+        theirs[0].write_all(&[1; STRIPE]).unwrap();
+        let mut bytes = vec![0; STRIPE + 5];
+        let mut got = 0;
+        while got < bytes.len() {
+            got += read(&mut *wire, &mut bytes[got..]).unwrap_or(0);
+        }
+        assert_eq!(bytes[STRIPE..], *b"later");
+        assert!(!is_ready(&poller));
+        theirs[1].write_all(b".").unwrap();
+        assert_eq!(outcome(&mut *wire, &poller).unwrap(), 1);
+    }
+
+    #[test]
+    fn failure_of_another_socket_ends_the_connection_behind_the_bytes_that_are_there() {
+        let poller = Poller::new().unwrap();
+        let [ours, mut theirs] = pairs();
+        let mut wire = bundle(ours, &poller);
+        theirs[0].write_all(b"first").unwrap();
+        // Linux resets a connection that is disconnected like this.
+        rustix::net::connect_unspec(&theirs[2]).unwrap();
+        assert_eq!(outcome(&mut *wire, &poller).unwrap(), 5);
+        let failed = outcome(&mut *wire, &poller).map_err(|e| e.kind());
+        assert_eq!(failed, Err(io::ErrorKind::ConnectionReset));
+    }
+
+    #[test]
+    fn the_end_of_a_later_socket_does_not_end_the_bytes_before_it() {
+        let poller = Poller::new().unwrap();
+        let [ours, mut theirs] = pairs();
+        let mut wire = bundle(ours, &poller);
+        drop(theirs.split_off(1));
+        sleep(Duration::from_millis(20));
+        poller.look();
+        wire.may_read();
+        assert!(waits(&read(&mut *wire, &mut [0; 8])));
+        theirs[0].write_all(b"last").unwrap();
+        assert_eq!(outcome(&mut *wire, &poller).unwrap(), 4);
+        drop(theirs);
+        assert_eq!(outcome(&mut *wire, &poller).unwrap(), 0);
+    }
+}

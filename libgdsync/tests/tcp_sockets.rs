@@ -1,0 +1,179 @@
+//! Connections by several TCP sockets: their greetings, stripes and failures.
+
+mod common;
+mod tcp_rig;
+
+use std::net::TcpStream;
+
+use common::*;
+use gdsync::internals::tcp::{Claim, Session, VERDICT, Verdict};
+use tcp_rig::proxy::{Act, Plan, Way};
+use tcp_rig::speaker::{self, Speaker};
+use tcp_rig::*;
+
+const SOCKETS: usize = 3;
+
+fn devices(gpu: &Gpu, encrypted: bool) -> [Device; 2] {
+    let options = options().encrypted(encrypted).sockets(SOCKETS as u8);
+    [(); 2].map(|()| Device::tcp(gpu, options).unwrap())
+}
+
+/// Plans for the sockets of one attempt, with `way` for one direction of one of them.
+fn plans(socket: usize, direction: usize, way: Way) -> Vec<Plan> {
+    let mut plans = vec![Plan::default(); SOCKETS];
+    plans[socket][direction] = way;
+    plans
+}
+
+#[test]
+fn numbers_of_sockets_out_of_range_are_refused() {
+    let gpu = Gpu::soft().unwrap();
+    for sockets in [0, 17, u8::MAX] {
+        let e = Device::tcp(&gpu, options().sockets(sockets)).unwrap_err();
+        assert_eq!(e.kind(), Kind::Invalid, "{e}");
+    }
+    for sockets in [1, 16] {
+        Device::tcp(&gpu, options().sockets(sockets)).unwrap();
+    }
+}
+
+#[test]
+fn sides_with_other_numbers_connect() {
+    let gpu = Gpu::soft().unwrap();
+    for sockets in [[1, 16], [16, 1], [2, 3]] {
+        let devices = sockets.map(|n| Device::tcp(&gpu, options().sockets(n)).unwrap());
+        let mut p = Couple::of(devices, &QpConfig::default());
+        p.connect();
+        assert!(p.exchange(1, &[], "other numbers"));
+    }
+}
+
+#[test]
+fn an_attempt_with_a_cut_in_one_greeting_is_repeated() {
+    let gpu = Gpu::soft().unwrap();
+    let mut p = Couple::of(devices(&gpu, true), &QpConfig::default());
+    p.connect();
+    assert!(p.exchange(1, &[], "no cut"));
+    let mut round = 1;
+    for (direction, bytes) in [120, 80].into_iter().enumerate() {
+        for at in (0..bytes).step_by(13) {
+            let socket = round as usize % SOCKETS;
+            let act = [Act::Reset, Act::End][round as usize % 2];
+            let what =
+                format!("{act:?} behind byte {at} of direction {direction}, socket {socket}");
+            round += 1;
+            p.reset(&what);
+            let way = Way {
+                at,
+                act,
+                ..Way::default()
+            };
+            p.proxy.plan(plans(socket, direction, way));
+            p.connect();
+            assert!(p.exchange(round, &[], &what), "{what}");
+            assert!(p.proxy.connections() > SOCKETS, "{what}");
+        }
+    }
+}
+
+#[test]
+fn sockets_may_be_slow_and_cut_under_traffic() {
+    let gpu = roomy();
+    let mut cuts = 0;
+    gds_sim::seeds(30, |seed| -> Result<(), String> {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let what = format!("seed {seed:#x}");
+        let (_, path) = &paths()[rng.usize(..3)];
+        let kind = [MemoryKind::Pinned, MemoryKind::Device][rng.usize(..2)];
+        let mut p = Couple::for_traffic(devices(&gpu, rng.bool()), path, kind);
+        for _ in 0..3 {
+            let way = Way {
+                at: rng.u64(..160_000),
+                act: [Act::Nothing, Act::Reset, Act::End][rng.usize(..3)],
+                ..Way::default()
+            };
+            let mut plans = plans(rng.usize(..SOCKETS), rng.usize(..2), way);
+            for way in plans.iter_mut().flatten() {
+                way.pauses = u64::from(rng.bool()) * rng.u64(1..);
+            }
+            p.proxy.plan(plans);
+            p.connect();
+            // Several stripes.
+            let cut = !(0..4).all(|_| p.traffic(&mut rng, &LOST, &what, |_| {}));
+            assert!(!cut || way.act != Act::Nothing, "{what}");
+            cuts += u32::from(cut);
+            p.reset(&what);
+        }
+        p.proxy.plan([]);
+        p.connect();
+        assert!(p.traffic(&mut rng, &[], &what, |_| {}));
+        Ok(())
+    });
+    println!("{cuts} cuts ended requests");
+    assert!(cuts > 0);
+}
+
+/// A socket whose greeting waits for its verdict.
+struct Waiting {
+    stream: TcpStream,
+    session: Session,
+    claim: [u8; 80],
+}
+
+impl Waiting {
+    fn new(at: std::net::SocketAddr, claim: &Claim) -> Waiting {
+        use std::io::Write as _;
+        let (mut stream, ours, theirs) = speaker::open(at);
+        let session = Session::new(KEY, [ours, theirs.unwrap()]);
+        let claim = session.claim(claim);
+        stream.write_all(&claim).unwrap();
+        Waiting {
+            stream,
+            session,
+            claim,
+        }
+    }
+
+    /// The verdict, if there is one within the time.
+    fn verdict(&mut self, within: Duration) -> Option<Verdict> {
+        use std::io::Read as _;
+        self.stream.set_read_timeout(Some(within)).unwrap();
+        let mut verdict = [0; VERDICT];
+        self.stream.read_exact(&mut verdict).ok()?;
+        Some(self.session.read_verdict(&self.claim, &verdict).unwrap())
+    }
+}
+
+#[test]
+fn connection_waits_for_each_of_its_own_sockets() {
+    let gpu = Gpu::soft().unwrap();
+    let [device, _] = devices(&gpu, false);
+    let mut side = Side::new(&device, &QpConfig::default());
+    side.qp.connect(&speaker::address()).unwrap();
+    let there = side.qp.address();
+    let claim = Claim {
+        attempt: 1,
+        sockets: 2,
+        ..speaker::claim_to(&there)
+    };
+    let greet = |claim: Claim| Waiting::new(socket(&there), &claim);
+    let mut first = greet(claim);
+    // The same place again, the second socket of another attempt, and of another connection.
+    let other = |attempt, sockets| Claim {
+        attempt,
+        sockets,
+        ..claim.at(1)
+    };
+    let mut others = [claim, other(2, 2), other(1, 3)].map(greet);
+    let soon = Duration::from_millis(200);
+    assert_eq!(first.verdict(soon), None);
+    for other in &mut others {
+        assert_eq!(other.verdict(Duration::from_millis(1)), None);
+    }
+    let mut second = greet(claim.at(1));
+    assert_eq!(second.verdict(LIMIT), Some(Verdict::Welcome));
+    assert_eq!(first.verdict(LIMIT), Some(Verdict::Welcome));
+    // A socket that its connection does not have.
+    let (_, verdict) = Speaker::greet(socket(&there), KEY, &claim.at(2));
+    assert_eq!(verdict, None);
+}
