@@ -13,6 +13,10 @@ struct Nccl {
     char *out = nullptr, *in = nullptr;
 
     Nccl(int rank, pairs::Shared& shared, size_t most, cudaStream_t stream) : peer_(1 - rank), stream_(stream) {
+        int gpus = 0;
+        PAIRS_CUDA(cudaGetDeviceCount(&gpus));
+        // NCCL refuses two ranks of one host on one GPU.
+        if (gpus == 1) setenv("NCCL_HOSTID", rank == 0 ? "first" : "second", 1);
         ncclUniqueId id;
         static_assert(sizeof id <= sizeof shared.id);
         if (rank == 0) {
