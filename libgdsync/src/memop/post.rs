@@ -45,10 +45,20 @@ pub fn push(batch: &mut Batch, ring: &Ring) {
     batch.add(doorbell, Role::Ring, false);
 }
 
-/// Appends the write that makes receives available: their record gets the new producer index.
-pub fn push_receive(batch: &mut Batch, record: DevicePtr, value: u32, edge: Option<u32>) {
+/// Appends the write that makes receives available, or requests to a NIC that reads no doorbell: their
+/// record gets the new producer index. The later of two such writes in a row covers both.
+pub fn push_record(batch: &mut Batch, record: DevicePtr, value: u32, edge: Option<u32>) {
+    let write = Op::write(Bits32, record, value);
+    if let Some(last) = batch.len().checked_sub(1)
+        && batch.role(last) == Role::Mark
+        && let Op::Write { at, .. } = batch.ops()[last]
+        && at == record
+    {
+        batch.ops_mut()[last] = write;
+        return;
+    }
     push_edge(batch, record, edge);
-    batch.add(Op::write(Bits32, record, value), Role::Mark, false);
+    batch.add(write, Role::Mark, false);
 }
 
 /// Appends the wait for the stream that posted last.

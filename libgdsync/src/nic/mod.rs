@@ -153,6 +153,8 @@ pub(crate) struct Layout {
     pub most_pieces: usize,
     /// Whether the NIC takes a page of the library for doorbells. Otherwise it provides one.
     pub takes_uar: bool,
+    /// Whether the NIC reads its doorbell. Otherwise the doorbell record is enough.
+    pub reads_doorbell: bool,
     /// Whether queues may be in the GPU's memory.
     pub device_queues: bool,
 }

@@ -240,6 +240,7 @@ impl Nic for EmulatedNic {
             align: 64,
             most_pieces: usize::MAX,
             takes_uar: true,
+            reads_doorbell: true,
             device_queues: true,
         }
     }

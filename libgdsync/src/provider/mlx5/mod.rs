@@ -119,6 +119,7 @@ impl Nic for Mlx5Nic {
             align: PAGE,
             most_pieces: 64,
             takes_uar: false,
+            reads_doorbell: true,
             device_queues: false,
         }
     }

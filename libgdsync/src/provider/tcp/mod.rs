@@ -295,8 +295,8 @@ impl Nic for TcpNic {
         Layout {
             align: BASIC_BLOCK,
             most_pieces: usize::MAX,
-            // Not read by a device: the doorbell record is enough.
             takes_uar: true,
+            reads_doorbell: false,
             // The CPU polls the queues all the time.
             device_queues: false,
         }

@@ -157,8 +157,8 @@ impl Nic for VerbsNic {
         Layout {
             align: BASIC_BLOCK,
             most_pieces: usize::MAX,
-            // Not read by a device: the doorbell record is enough.
             takes_uar: true,
+            reads_doorbell: false,
             // The CPU polls the queues all the time.
             device_queues: false,
         }

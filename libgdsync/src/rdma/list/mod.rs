@@ -459,17 +459,21 @@ fn lower_sends(
         s.proof = Some(Proof::Idle);
     }
     state.rung_by_streams |= qp.core.rung_by == RungBy::Poster;
+    let record = addrs.record.gpu.offset(doorbell::SND as u64);
+    let record_value = doorbell::record_value(posted.index);
+    let before = edge.map(doorbell::record_value);
     match qp.core.rung_by {
-        RungBy::Poster => post::push(
+        RungBy::Poster if addrs.reads_doorbell => post::push(
             &mut s.list,
             &Ring {
-                record: addrs.record.gpu.offset(doorbell::SND as u64),
-                record_value: doorbell::record_value(posted.index),
+                record,
+                record_value,
                 doorbell: addrs.doorbell.gpu,
                 doorbell_value: u64::from_ne_bytes(posted.doorbell),
-                edge: edge.map(doorbell::record_value),
+                edge: before,
             },
         ),
+        RungBy::Poster => post::push_record(&mut s.list, record, record_value, before),
         RungBy::CpuThread => {
             let edge = edge.map(|_| mark.posted() as u32);
             let value = state.send.fifo.posted() as u32;
@@ -506,7 +510,7 @@ fn lower_receive(
     }
     let addrs = &qp.core.addrs;
     match qp.core.rung_by {
-        RungBy::Poster => post::push_receive(
+        RungBy::Poster => post::push_record(
             &mut s.list,
             addrs.record.gpu.offset(doorbell::RCV as u64),
             doorbell::record_value(index),

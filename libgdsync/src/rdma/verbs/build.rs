@@ -239,6 +239,7 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result
         uar: DevicePtr(register.gpu.0 - doorbell::BF_OFFSET as u64),
         record,
         doorbell: register,
+        reads_doorbell: layout.reads_doorbell,
         error,
         send,
         recv,

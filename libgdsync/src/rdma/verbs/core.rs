@@ -80,6 +80,8 @@ pub(crate) struct QpAddrs {
     pub uar: DevicePtr,
     /// The doorbell: eight bytes, only for stores.
     pub doorbell: SharedAddr,
+    /// Whether the NIC reads it.
+    pub reads_doorbell: bool,
     pub record: SharedAddr,
     pub error: SharedAddr,
     pub send: SideAddrs,
