@@ -1,15 +1,18 @@
 //! A relay between rings that the library's code fills and a device that the test controls.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::fs::File;
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use gdsync_sys::verbs::consts::*;
 use mlx5_prm::cqe::{Cqe64, EntryState, classify};
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::wqe::{SendWqe, Sge, encode_recv};
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::entries::Kind;
 use super::thread::{Common, SharedRelay, Source};
@@ -581,4 +584,63 @@ fn nic_thread_does_not_spin_while_another_thread_has_the_queue_pair() {
     thread.join().expect("it ends");
     // A thread that spins does a round in less than 1 us.
     assert!(held < 10_000, "{held} rounds");
+}
+
+/// A NIC that always has an event.
+struct Ready(File);
+
+impl Source for Ready {
+    type Queues = Fake;
+
+    fn name(&self) -> &str {
+        "ready"
+    }
+
+    fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    fn take_events(&self, _: &[SharedRelay<Fake>], _: i16) -> bool {
+        false
+    }
+}
+
+/// Lets the calling thread run on this processor alone.
+fn stay_on(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).expect("a processor");
+}
+
+/// The processor time of the calling thread.
+fn used() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// An event is that of the other thread until it has read it: one that waits finds it again and again.
+#[test]
+fn thread_that_waits_leaves_the_processor_to_the_one_that_polls() {
+    const WORK: Duration = Duration::from_millis(200);
+    let live = gds_step::Live::new(gds_step::LiveConfig::default()).expect("a driver");
+    let ready = Ready(File::open("/dev/null").expect("a file"));
+    let common = Common::new(ready, live, false, WORK, "test").expect("a bell");
+    let cpu = sched_getcpu();
+    let done = AtomicBool::new(false);
+    let waited = std::thread::scope(|threads| {
+        let waiter = threads.spawn(|| {
+            stay_on(cpu);
+            let before = used();
+            common.wait_until(None, &mut || done.load(Ordering::Relaxed));
+            used() - before
+        });
+        stay_on(cpu);
+        common.change(|_| {
+            let before = used();
+            while used() - before < WORK {}
+        });
+        done.store(true, Ordering::Relaxed);
+        waiter.join().expect("it ends")
+    });
+    assert!(waited < WORK / 4, "{waited:?}");
 }

@@ -214,10 +214,14 @@ impl<S: Source + 'static> Common<S> {
     /// Polls every queue pair once, by a thread that waits and polls again at once.
     pub fn assist(&self, now: Time) -> Round {
         self.lease(now + ASSISTED);
-        // A list that changes, or that another thread polls, is polled in the next call. Threads that wait
-        // must not keep each other awake.
-        let relays = self.relays.try_lock();
-        let round = relays.map_or(Round::Idle, |mut relays| self.round(&mut relays));
+        let Some(mut relays) = self.relays.try_lock() else {
+            // A list that changes, or that another thread polls, is polled in the next call. Threads that
+            // wait must not keep each other awake, nor keep the processor from that one.
+            std::thread::yield_now();
+            return Round::Idle;
+        };
+        let round = self.round(&mut relays);
+        drop(relays);
         // Work may leave a rest that no event announces, such as counts for the peer. A thread that naps
         // does it after the lease. One that sleeps has stored that state before it armed the queue
         // pairs, under whose locks work and arming have an order.
