@@ -230,16 +230,6 @@ mod tests {
         }
     }
 
-    fn is_ready(poller: &Poller) -> bool {
-        let mut fd = libc::pollfd {
-            fd: poller.fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one structure.
-        unsafe { libc::poll(&raw mut fd, 1, 0) == 1 }
-    }
-
     #[test]
     fn bytes_pass_in_their_order_whatever_the_lengths_are() {
         let poller = Poller::new().unwrap();
@@ -283,7 +273,7 @@ mod tests {
         let mut wire = bundle(ours, &poller);
         theirs[1].write_all(b"later").unwrap();
         sleep(Duration::from_millis(20));
-        assert!(!is_ready(&poller));
+        assert!(!poller.is_ready());
         poller.look();
         assert!(!wire.may_read());
         theirs[0].write_all(&[1; STRIPE]).unwrap();
@@ -293,7 +283,7 @@ mod tests {
             got += read(&mut *wire, &mut bytes[got..]).unwrap_or(0);
         }
         assert_eq!(bytes[STRIPE..], *b"later");
-        assert!(!is_ready(&poller));
+        assert!(!poller.is_ready());
         theirs[1].write_all(b".").unwrap();
         assert_eq!(outcome(&mut *wire, &poller).unwrap(), 1);
     }

@@ -103,6 +103,11 @@ impl Poller {
         let _ = epoll::modify(&self.0.epoll, socket, data, EventFlags::empty());
     }
 
+    /// Reports a socket no more. Its end alone does not do so if a child of a fork has it too.
+    pub fn remove(&self, socket: impl AsFd) {
+        let _ = epoll::delete(&self.0.epoll, socket);
+    }
+
     /// Keeps a socket for a while and drops what it receives.
     pub fn linger(&self, socket: OwnedFd) {
         let Lingering(sockets, _) = &mut *self.0.lingering.lock();
@@ -139,6 +144,14 @@ impl Poller {
         });
         self.0.lingers.store(!sockets.is_empty(), Ordering::Relaxed);
         !sockets.is_empty()
+    }
+
+    /// Whether a thread that waits for the descriptor would wake.
+    #[cfg(test)]
+    pub fn is_ready(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut fds = [PollFd::new(&self.0.epoll, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
     }
 
     /// Looks for ready sockets, without waiting.

@@ -117,12 +117,14 @@ impl Sockets {
     }
 
     /// As [`Wire::close`].
-    pub fn end(mut self) {
-        // A connection that is shut down always has room.
-        self.want_room(false);
-        if self.write.is_none() {
-            let _ = rustix::net::shutdown(&self.read, Shutdown::Write);
-            self.poller.linger(self.read);
+    pub fn end(self) {
+        self.poller.remove(&self.read);
+        match self.write {
+            Some(write) => self.poller.remove(write),
+            None => {
+                let _ = rustix::net::shutdown(&self.read, Shutdown::Write);
+                self.poller.linger(self.read);
+            }
         }
     }
 
@@ -270,5 +272,27 @@ mod tests {
             // SAFETY: as above.
             assert!(!full(unsafe { wire.write(&part) }));
         }
+    }
+
+    #[test]
+    fn a_closed_connection_is_not_reported_while_a_forked_child_has_it() {
+        let poller = Poller::new().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        poller.add(&stream, Interest::BYTES).unwrap();
+        let mut copies = vec![stream.try_clone().unwrap().into()];
+        let over = Sockets::over(stream, &poller);
+        let itself = Sockets::to_itself(&poller).unwrap();
+        for end in [&itself.read, itself.writes()] {
+            copies.push(end.try_clone().unwrap());
+        }
+        Box::new(over).close();
+        Box::new(itself).close();
+        // The peer closes its side.
+        drop(listener);
+        while poller.sweep(true) {}
+        assert!(!poller.is_ready());
+        drop(copies);
     }
 }
