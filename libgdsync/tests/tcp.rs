@@ -213,6 +213,23 @@ fn requests_behind_one_that_this_side_refuses_have_no_effect() {
 }
 
 #[test]
+fn an_address_to_which_no_peer_can_connect_is_refused() {
+    let gpu = Gpu::soft().unwrap();
+    for text in [
+        "0.0.0.0",
+        "::",
+        "::ffff:0.0.0.0",
+        "224.0.0.1",
+        "ff02::1",
+        "fe80::1",
+    ] {
+        let address: std::net::IpAddr = text.parse().unwrap();
+        let device = Device::tcp(&gpu, TcpOptions::default().address(address));
+        refused(device, Kind::Invalid, None, &["cannot connect", text]);
+    }
+}
+
+#[test]
 fn a_simulated_host_is_refused() {
     let (_sim, gpu) = play(1);
     refused(open(&gpu), Kind::Unsupported, None, &["virtual"]);

@@ -26,6 +26,13 @@ pub fn default() -> IpAddr {
     found.unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
+/// Whether peers can connect to an address of a host, as their addresses of it contain no interface.
+pub fn is_for_peers(ip: IpAddr) -> bool {
+    let ip = ip.to_canonical();
+    let on_a_link = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    !(ip.is_unspecified() || ip.is_multicast() || on_a_link)
+}
+
 /// The address as a port of a NIC: the IP address in place of the GID, and the port of TCP in place
 /// of the LID.
 pub fn port(at: SocketAddr) -> PortAddress {

@@ -182,6 +182,10 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
         return Err(Error::new(OPEN, Kind::Invalid, what));
     }
     let ip = options.address.unwrap_or_else(address::default);
+    if !address::is_for_peers(ip) {
+        let what = format!("peers cannot connect to the address {ip}; select one of an interface");
+        return Err(Error::new(OPEN, Kind::Invalid, what));
+    }
     let listener = TcpListener::bind((ip, 0)).map_err(|e| match e.kind() {
         io::ErrorKind::AddrNotAvailable => {
             let what = format!("this host does not have the address {ip}");
