@@ -20,8 +20,8 @@ const NAP: Duration = Duration::from_micros(200);
 enum Transport {
     /// A rank's end of a socket pair. Messages are a length (32 bits, little-endian) and bytes.
     Socket(UnixStream),
-    /// Control messages under this topic.
-    Bootstrap(Arc<dyn Bootstrap>, u64),
+    /// Control messages to and from this rank under this topic, which no other rank uses with this one.
+    Bootstrap(Arc<dyn Bootstrap>, u32, u64),
 }
 
 /// A rank's link to the other one.
@@ -42,14 +42,14 @@ impl Link {
         }
     }
 
-    /// A link between the two ranks of a job, under the topic `name`.
-    pub fn over(bootstrap: &Arc<dyn Bootstrap>, name: &str, deadline: Instant) -> Link {
+    /// A link to the rank `peer` of a job, under the topic `name`, which no other link has.
+    pub fn over(bootstrap: &Arc<dyn Bootstrap>, peer: u32, name: &str, deadline: Instant) -> Link {
         let mut topic = [0; 8];
         for (i, byte) in name.bytes().enumerate() {
             topic[i % 8] ^= byte.rotate_left(i as u32 / 8);
         }
         Link {
-            transport: Transport::Bootstrap(Arc::clone(bootstrap), u64::from_le_bytes(topic)),
+            transport: Transport::Bootstrap(Arc::clone(bootstrap), peer, u64::from_le_bytes(topic)),
             deadline,
             barriers: 0,
         }
@@ -74,8 +74,8 @@ impl Link {
     fn exchange_bytes(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
         match &mut self.transport {
             Transport::Socket(socket) => talk_over(socket, mine, self.deadline),
-            Transport::Bootstrap(bootstrap, topic) => {
-                meet_over(&**bootstrap, *topic, mine, self.deadline)
+            Transport::Bootstrap(bootstrap, peer, topic) => {
+                meet_over(&**bootstrap, *peer, *topic, mine, self.deadline)
             }
         }
     }
@@ -113,6 +113,7 @@ fn talk_over(socket: &mut UnixStream, mine: &[u8], deadline: Instant) -> Result<
 
 fn meet_over(
     bootstrap: &dyn Bootstrap,
+    other: u32,
     topic: u64,
     mine: &[u8],
     deadline: Instant,
@@ -122,7 +123,6 @@ fn meet_over(
         "a message of {} bytes",
         mine.len()
     );
-    let other = 1 - bootstrap.rank();
     bootstrap.send(other, topic, mine)?;
     loop {
         // Checked first: the peer's last message is received before its end is reported.
@@ -176,17 +176,17 @@ mod tests {
         let mut ranks = mp::bootstrap::Local::ranks(2).into_iter();
         let (a, b) = (ranks.next().unwrap(), ranks.next().unwrap());
         let other = std::thread::spawn(move || {
-            let mut link = Link::over(&b, "test", deadline);
+            let mut link = Link::over(&b, 0, "test", deadline);
             let got = link.exchange(b"from b").unwrap();
             link.barrier().unwrap();
             got
         });
-        let mut link = Link::over(&a, "test", deadline);
+        let mut link = Link::over(&a, 1, "test", deadline);
         assert_eq!(link.exchange(b"").unwrap(), b"from b");
         link.barrier().unwrap();
         assert_eq!(other.join().unwrap(), b"");
         let soon = Instant::now() + Duration::from_millis(20);
-        let e = Link::over(&a, "unknown", soon).barrier().unwrap_err();
+        let e = Link::over(&a, 1, "unknown", soon).barrier().unwrap_err();
         let e = format!("{e:#}");
         assert!(
             e.contains("time limit") || e.contains("left") || e.contains("ended"),

@@ -16,7 +16,7 @@ use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::{Bell, Gate};
 use crate::kernel::{Stamps, Tally, Turn, Turns};
-use crate::options::{self, Ranks, Setup};
+use crate::options::{self, Launch, Setup};
 use crate::pattern;
 use crate::rank::{Job, Rank};
 use crate::report::Target;
@@ -84,9 +84,9 @@ pub struct Options {
     /// Receives into two buffers in turn, so that no neighbour waits for the step before.
     #[arg(long)]
     pub double: bool,
-    /// Runs the ranks as threads of this process.
-    #[arg(long)]
-    pub threads: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub launch: Launch,
     #[command(flatten)]
     pub setup: Setup,
     /// Flips one bit of what is sent in this step, to test that the benchmark detects it.
@@ -356,8 +356,11 @@ impl Benchmark for Options {
             self.neighbours,
             self.ranks
         );
-        let ranks = Ranks::of(self.threads, false);
-        let mut all: Vec<Played> = world::run_ranks(ranks, self.ranks as usize, self, limit)?;
+        let ranks = self.launch.ranks();
+        let count = self.ranks as usize;
+        let Some(mut all) = world::run_ranks::<Played>(ranks, count, self, limit)? else {
+            return Ok(None);
+        };
         ensure!(!all.is_empty(), "no result");
         let Played { names, rows } = all.swap_remove(0);
         println!("mpbench neighbours: {names}; {} memory", names.memory);

@@ -161,10 +161,22 @@ pub enum Ranks {
     Launched,
 }
 
-impl Ranks {
-    /// From the options of a command.
-    pub fn of(threads: bool, launched: bool) -> Ranks {
-        match (threads, launched) {
+/// Options about how ranks run.
+#[derive(Clone, Copy, Debug, Default, Args, Serialize, Deserialize)]
+pub struct Launch {
+    /// Runs the ranks as threads of this process.
+    #[arg(long)]
+    threads: bool,
+    /// Runs as one rank of a job, on one host or several: a launcher such as mprun starts all ranks,
+    /// or MP_RANK, MP_SIZE and MP_STORE describe the job. Rank 0 prints the figures.
+    #[arg(long, conflicts_with = "threads")]
+    launched: bool,
+}
+
+impl Launch {
+    /// How the ranks run.
+    pub fn ranks(self) -> Ranks {
+        match (self.threads, self.launched) {
             (true, _) => Ranks::Threads,
             (_, true) => Ranks::Launched,
             _ => Ranks::Processes,

@@ -17,7 +17,7 @@ use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::Bell;
 use crate::kernel::{Tally, Turn, Turns};
-use crate::options::{self, Ranks, Setup};
+use crate::options::{self, Launch, Setup};
 use crate::pattern;
 use crate::rank::{Job, Rank};
 use crate::start::barrier;
@@ -46,9 +46,9 @@ pub struct Options {
     /// Size of an item in bytes: `8`, `64Ki`.
     #[arg(short = 's', long, value_parser = options::size, default_value = "8Ki")]
     pub size: u64,
-    /// Runs both ranks as threads of this process.
-    #[arg(long)]
-    pub threads: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub launch: Launch,
     #[command(flatten)]
     pub setup: Setup,
     /// Flips one bit of this item, to test that the benchmark detects it.
@@ -158,8 +158,10 @@ impl Benchmark for Options {
     const VERIFIED: Option<&str> = Some("a kernel compared every byte of every item");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
-        let ranks = Ranks::of(self.threads, false);
-        let [producer, consumer] = world::run(ranks, self, limit, &mut |_, _| {})?;
+        let ranks = self.launch.ranks();
+        let Some([producer, consumer]) = world::run(ranks, self, limit, &mut |_, _| {})? else {
+            return Ok(None);
+        };
         let read = |value| serde_json::from_value::<Played>(value).context("reading a result");
         let (producer, consumer) = (read(producer)?, read(consumer)?);
         // The producer's time includes the last credit.

@@ -24,7 +24,8 @@ use crate::store::Store;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs `job` on two ranks; calls `progress` with their notes of progress and parts. Returns the
-/// result of each rank.
+/// result of each rank. `None`: this process is a rank that a launcher started, and rank 0 has the
+/// results.
 ///
 /// # Errors
 /// A rank failed or died, or the time limit expired. No process is left behind.
@@ -33,14 +34,19 @@ pub fn run(
     job: &impl Job,
     limit: Duration,
     progress: &mut dyn FnMut(usize, Note),
-) -> Result<[Value; 2]> {
-    if ranks == Ranks::Launched {
-        return launched(job, limit, progress);
-    }
-    let sockets = UnixStream::pair().context("making a socket pair")?;
-    let results = start(ranks, vec![sockets.0, sockets.1], job, limit, progress)?;
-    let two = <[Value; 2]>::try_from(results);
-    two.map_err(|results| anyhow!("{} ranks instead of 2", results.len()))
+) -> Result<Option<[Value; 2]>> {
+    let results = match ranks {
+        Ranks::Launched => launched(2, job, limit, progress)?,
+        _ => {
+            let (first, second) = UnixStream::pair().context("making a socket pair")?;
+            Some(start(ranks, vec![first, second], job, limit, progress)?)
+        }
+    };
+    let two = |results: Vec<Value>| {
+        let two = <[Value; 2]>::try_from(results);
+        two.map_err(|results| anyhow!("{} ranks instead of 2", results.len()))
+    };
+    results.map(two).transpose()
 }
 
 /// Starts one rank for each socket, as threads or as processes.
@@ -67,11 +73,11 @@ pub fn run_many<R: DeserializeOwned>(
     job: &impl Job,
     limit: Duration,
 ) -> Result<Vec<R>> {
-    run_ranks(Ranks::Processes, count, job, limit)
+    let results = run_ranks(Ranks::Processes, count, job, limit)?;
+    results.context("no results")
 }
 
-/// Runs `job` on `count` ranks, as processes or as threads; only mp connects them. Returns the
-/// result of each rank.
+/// Runs `job` on `count` ranks; only mp connects them. Returns what [`run`] returns.
 ///
 /// # Errors
 /// As [`run`].
@@ -80,19 +86,22 @@ pub fn run_ranks<R: DeserializeOwned>(
     count: usize,
     job: &impl Job,
     limit: Duration,
-) -> Result<Vec<R>> {
-    // The other ends of the sockets stay in this process.
-    let pairs = (0..count).map(|_| UnixStream::pair());
-    let pairs: Vec<_> = pairs
-        .collect::<Result<_, _>>()
-        .context("making a socket pair")?;
-    let (kept, given): (Vec<UnixStream>, Vec<UnixStream>) = pairs.into_iter().unzip();
-    let results = start(ranks, given, job, limit, &mut |_, _| {});
-    drop(kept);
-    let results = results?.into_iter().map(serde_json::from_value);
-    results
-        .collect::<Result<_, _>>()
-        .context("reading a rank's result")
+) -> Result<Option<Vec<R>>> {
+    let results = match ranks {
+        Ranks::Launched => launched(count, job, limit, &mut |_, _| {})?,
+        _ => {
+            // The other ends of the sockets stay in this process.
+            let pairs = (0..count).map(|_| UnixStream::pair());
+            let pairs: Vec<_> = pairs
+                .collect::<Result<_, _>>()
+                .context("making a socket pair")?;
+            let (_kept, given): (Vec<UnixStream>, Vec<UnixStream>) = pairs.into_iter().unzip();
+            Some(start(ranks, given, job, limit, &mut |_, _| {})?)
+        }
+    };
+    let read = |results: Vec<Value>| results.into_iter().map(serde_json::from_value).collect();
+    let results = results.map(read).transpose();
+    results.context("reading a rank's result")
 }
 
 /// Deadline for notes of ranks with the time limit `limit`. Ranks keep the limit themselves and
@@ -158,21 +167,24 @@ fn processes(
     Ok(result)
 }
 
-/// Runs as one of two ranks that a launcher started, and sends the result to the other rank.
+/// Runs as one of `count` ranks that a launcher started. Rank 0 returns the results of all; the other
+/// ranks send it theirs and return `None`.
 fn launched(
+    count: usize,
     job: &impl Job,
     limit: Duration,
     progress: &mut dyn FnMut(usize, Note),
-) -> Result<[Value; 2]> {
+) -> Result<Option<Vec<Value>>> {
     let deadline = Instant::now() + limit;
     let bootstrap = from_env()?;
     let (number, size) = (bootstrap.rank(), bootstrap.size());
     ensure!(
-        size == 2,
-        "a job of {size} ranks: two are needed, named by a launcher or MP_RANK and MP_SIZE"
+        size as usize == count,
+        "a job of {size} ranks: {count} are needed, named by a launcher or MP_RANK and MP_SIZE"
     );
     let (sender, notes) = channel();
-    let link = Link::over(&bootstrap, "mpbench", deadline);
+    // To the other rank, in a job of two.
+    let link = Link::over(&bootstrap, number ^ 1, "mpbench", deadline);
     let rank = Rank::new(number, link, deadline, Outbox::Channel(sender));
     rank.with_bootstrap(Some(Arc::clone(&bootstrap))).work(job);
     let mut mine = None;
@@ -184,15 +196,25 @@ fn launched(
         }
     }
     let mine = mine.context("no result")?;
-    let mut link = Link::over(&bootstrap, "mpbench result", deadline);
-    let theirs = link.exchange(&serde_json::to_vec(&mine)?)?;
-    let theirs = serde_json::from_slice(&theirs).context("reading the other rank's result")?;
-    // Neither rank ends before the other has the result.
-    link.barrier()?;
-    match number {
-        0 => Ok([mine, theirs]),
-        _ => Ok([theirs, mine]),
+    let bytes = serde_json::to_vec(&mine)?;
+    let meet = |rank: u32, peer: u32| {
+        let mut link = Link::over(
+            &bootstrap,
+            peer,
+            &format!("mpbench result {rank}"),
+            deadline,
+        );
+        let theirs = link.exchange(&bytes)?;
+        // Neither rank ends before the other has the result.
+        link.barrier()?;
+        serde_json::from_slice(&theirs).context("reading another rank's result")
+    };
+    if number > 0 {
+        return meet(number, 0).map(|_: Value| None);
     }
+    let others = (1..size).map(|rank| meet(rank, rank));
+    let all = std::iter::once(Ok(mine)).chain(others);
+    all.collect::<Result<_>>().map(Some)
 }
 
 /// Receives notes of `count` ranks until each is done or one has failed.

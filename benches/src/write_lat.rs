@@ -20,7 +20,7 @@ use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names, exchange_memory};
 use crate::gate::{Gate, check_qp};
 use crate::kernel::{Stamps, Tally, Turn, Turns};
-use crate::options::{Ranks, Setup};
+use crate::options::{Launch, Ranks, Setup};
 use crate::rank::{Job, Rank};
 use crate::report::Target;
 use crate::stats::{Samples, Summary};
@@ -52,13 +52,9 @@ pub struct Options {
     /// Number of batches of 400 round trips.
     #[arg(short = 'n', long, default_value = "10", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub batches: u64,
-    /// Runs both ranks as threads of this process.
-    #[arg(long)]
-    pub threads: bool,
-    /// Runs as one of two ranks, on two hosts or each on a separate processor: a launcher starts
-    /// both, or MP_RANK, MP_SIZE and MP_STORE describe the job.
-    #[arg(long, conflicts_with = "threads")]
-    pub launched: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub launch: Launch,
     #[command(flatten)]
     pub setup: Setup,
     /// Result of ib_write_lat on the same NIC in microseconds; the target is at most twice this.
@@ -67,12 +63,6 @@ pub struct Options {
     /// Waits for a wrong number in this round, to test that the benchmark detects it.
     #[arg(long, value_name = "ROUND", hide = true)]
     pub corrupt: Option<u64>,
-}
-
-impl Options {
-    fn ranks(&self) -> Ranks {
-        Ranks::of(self.threads, self.launched)
-    }
 }
 
 /// The figures.
@@ -211,7 +201,7 @@ impl Job for Options {
         rank.link.barrier()?;
         let figures = (rank.number == 0).then(|| Figures {
             names: endpoint.names(&player.qp, player.arriving.region().kind()),
-            ranks: self.ranks(),
+            ranks: self.launch.ranks(),
             rounds: self.batches * STRETCH * STRETCHES,
             latency_ns: samples.summary(),
         });
@@ -236,7 +226,10 @@ impl Benchmark for Options {
     const VERIFIED: Option<&str> = Some("every message had the number of its round");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
-        let [first, _] = world::run(self.ranks(), self, limit, &mut |_, _| {})?;
+        let ranks = self.launch.ranks();
+        let Some([first, _]) = world::run(ranks, self, limit, &mut |_, _| {})? else {
+            return Ok(None);
+        };
         let figures: Option<Figures> = serde_json::from_value(first).context("reading a result")?;
         let figures = figures.context("rank 0 has no figures")?;
         let Figures {

@@ -160,28 +160,41 @@ fn pingpong_of_ragged_sizes_and_writes() {
     }
 }
 
-/// Two ranks with separate launchers, as on two hosts.
+/// Starts ranks with separate launchers, as on several hosts; rank 0 writes its figures to `file`. Only
+/// rank 0 prints. Returns its output.
+fn run_apart(folder: &Folder, ranks: u32, words: &str, file: &str) -> String {
+    let rank = |number: u32| {
+        let more = if number == 0 {
+            format!("--json {file}")
+        } else {
+            String::new()
+        };
+        let mut command = command(&format!("{words} --launched {more}"));
+        command
+            .env("MP_RANK", number.to_string())
+            .env("MP_SIZE", ranks.to_string())
+            .env("MP_STORE", format!("file://{}", folder.at("")));
+        shared::start(&mut command)
+    };
+    let started: Vec<Child> = (0..ranks).map(rank).collect();
+    let outputs: Vec<Output> = started.into_iter().map(end).collect();
+    for output in &outputs {
+        assert!(output.status.success(), "{}", text(output));
+    }
+    let mut printed = outputs.iter().map(text);
+    let first = printed.next().unwrap();
+    assert!(printed.all(|text| text.trim().is_empty()));
+    first
+}
+
 #[test]
 fn ranks_may_be_started_separately() {
     let _alone = alone();
     let folder = Folder::new("apart");
     let file = folder.at("r.json");
-    let rank = |number: u32, more: &str| {
-        let words = "pingpong --launched --layer both --sizes 8 --iterations 20";
-        let mut command = command(&format!("{words} {more}"));
-        command
-            .env("MP_RANK", number.to_string())
-            .env("MP_SIZE", "2")
-            .env("MP_STORE", format!("file://{}", folder.at("")));
-        shared::start(&mut command)
-    };
-    let (first, second) = (rank(0, &format!("--json {file}")), rank(1, ""));
-    let (first, second) = (end(first), end(second));
-    for output in [&first, &second] {
-        assert!(output.status.success(), "{}", text(output));
-    }
-    assert!(text(&first).contains("started apart"), "{}", text(&first));
-    assert_eq!(text(&second).trim(), "");
+    let words = "pingpong --layer both --sizes 8 --iterations 20";
+    let printed = run_apart(&folder, 2, words, &file);
+    assert!(printed.contains("started apart"), "{printed}");
     let report = json(&file);
     assert_eq!(report["figures"]["header"]["ranks"], "launched");
     for row in ["/figures/sizes/0", "/figures/sizes/1"] {
@@ -189,6 +202,34 @@ fn ranks_may_be_started_separately() {
         assert_eq!(number(row, "/latency_ns/count"), 20.0);
     }
     assert_eq!(report["figures"]["proof"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn many_ranks_may_be_started_separately() {
+    let _alone = alone();
+    for (ranks, words) in [
+        (2, "latency -m 8:16 -i 20 --poster cpu,stream"),
+        (4, "rate --pairs 2 -m 8:16 -i 5"),
+        (3, "pingpong_all -n 3 -i 20"),
+    ] {
+        let folder = Folder::new("many-apart");
+        let file = folder.at("r.json");
+        let printed = run_apart(&folder, ranks, words, &file);
+        assert!(printed.contains(": ok"), "{printed}");
+        assert_eq!(json(&file)["figures"]["ranks"], "launched");
+    }
+    // The number of ranks is that of the command.
+    let folder = Folder::new("one-apart");
+    let mut alone = command("latency -m 8:8 --launched");
+    alone.env("MP_RANK", "0").env("MP_SIZE", "1");
+    alone.env("MP_STORE", format!("file://{}", folder.at("")));
+    let output = end(shared::start(&mut alone));
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(
+        text(&output).contains("a job of 1 ranks: 2 are needed"),
+        "{}",
+        text(&output)
+    );
 }
 
 #[test]

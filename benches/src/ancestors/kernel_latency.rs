@@ -19,7 +19,7 @@ use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::{Bell, Gate, check_qp};
 use crate::kernel::{Tally, Turn, Turns};
-use crate::options::{self, Memory, Ranks, Setup};
+use crate::options::{self, Launch, Memory, Ranks, Setup};
 use crate::pattern;
 use crate::rank::{Job, Rank};
 use crate::table::{self, micros};
@@ -61,9 +61,9 @@ pub struct Options {
     /// Uses one process, one stream and two QPs of one NIC.
     #[arg(long)]
     pub loopback: bool,
-    /// Runs both ranks as threads of this process.
-    #[arg(long)]
-    pub threads: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub launch: Launch,
     #[command(flatten)]
     pub setup: Setup,
 }
@@ -155,7 +155,7 @@ impl Job for Options {
         // No stream waits before both ranks have loaded their kernels: loading blocks behind waits.
         rank.link.barrier()?;
         let mut barrier = || rank.link.barrier();
-        let figures = player.play(Some(Ranks::of(self.threads, false)), &mut barrier)?;
+        let figures = player.play(Some(self.launch.ranks()), &mut barrier)?;
         player.qp.quiet(rank.left())?;
         rank.link.barrier()?;
         Ok(serde_json::to_value(figures)?)
@@ -194,8 +194,10 @@ impl Benchmark for Options {
         let figures = if self.loopback {
             alone(self, limit)?
         } else {
-            let ranks = Ranks::of(self.threads, false);
-            let [first, _] = world::run(ranks, self, limit, &mut |_, _| {})?;
+            let ranks = self.launch.ranks();
+            let Some([first, _]) = world::run(ranks, self, limit, &mut |_, _| {})? else {
+                return Ok(None);
+            };
             serde_json::from_value(first).context("reading a rank's result")?
         };
         show(self, &figures);

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
-use crate::options::{self, Ranks, Setup};
+use crate::options::{self, Launch, Setup};
 use crate::rank::{Job, Rank};
 use crate::world;
 use plan::{Choice, STREAMS};
@@ -43,9 +43,9 @@ pub struct Options {
     /// Seed of the program, which both ranks draw.
     #[arg(long, default_value = "1")]
     seed: u64,
-    /// Runs the ranks as threads of this process.
-    #[arg(long)]
-    threads: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    launch: Launch,
     #[command(flatten)]
     setup: Setup,
     /// Flips one bit of this message, to test that the benchmark detects it.
@@ -143,8 +143,10 @@ impl Benchmark for Options {
         if let Some(spoil) = self.spoil {
             ensure!(spoil < self.messages, "there is no message {spoil}");
         }
-        let ranks = Ranks::of(self.threads, false);
-        let played: Vec<Played> = world::run_ranks(ranks, plan::RANKS, self, limit)?;
+        let ranks = self.launch.ranks();
+        let Some(played) = world::run_ranks::<Played>(ranks, plan::RANKS, self, limit)? else {
+            return Ok(None);
+        };
         let elapsed_ns = played.iter().map(|rank| rank.elapsed_ns).max();
         let seconds = elapsed_ns.context("no result")? as f64 / 1e9;
         let [Played { names, counts, .. }, other] = &played[..] else {

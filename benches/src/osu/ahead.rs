@@ -17,7 +17,7 @@ use super::sizes::Sizes;
 use super::{Play, VERIFIED};
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
-use crate::options::{Poster, Ranks, Setup};
+use crate::options::{Launch, Poster, Setup};
 use crate::rank::{Job, Rank};
 use crate::start::barrier_by;
 use crate::stats::{Samples, Summary};
@@ -212,9 +212,9 @@ pub struct Options {
     /// receive is posted just before the wait for it.
     #[arg(long, value_name = "ROUNDS", default_value = "0", value_parser = clap::value_parser!(u64).range(0..=15))]
     receives_ahead: u64,
-    /// Runs the ranks as threads of this process.
-    #[arg(long)]
-    threads: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    launch: Launch,
     /// Captures the rounds of a batch into a graph, with the receives that are ahead of them, and
     /// measures its launches; with mapped memory only.
     #[arg(long)]
@@ -261,10 +261,9 @@ impl Options {
 
     /// Measures a size: the CPU thread polls and sleeps in turn.
     fn row(&self, batches: &Batches<'_>, ends: &mut [Timed<'_>], size: u64) -> Result<Row> {
-        let runs = (self.threads, self.setup.clone());
         // At least one batch of each kind.
         let counts = [self.iterations.max(2 * BATCH), self.warmup];
-        let mut common = Common::one(self.sizes, self.way(), counts, runs);
+        let mut common = Common::one(self.sizes, self.way(), counts, &self.setup);
         common.corrupt = self.corrupt;
         common.zero_sm = self.zero_sm;
         let play = Play::new(Pattern::Latency, &common);
@@ -305,7 +304,7 @@ impl Job for Options {
     fn play(&self, rank: &mut Rank) -> Result<Value> {
         let endpoint = Endpoint::open(&self.setup, rank.number)?;
         let batches = Batches::new(rank, &endpoint, &self.setup, self.graph)?;
-        let mut common = Common::one(self.sizes, self.way(), [1; 2], (false, self.setup.clone()));
+        let mut common = Common::one(self.sizes, self.way(), [1; 2], &self.setup);
         common.zero_sm = self.zero_sm;
         let mut ends = vec![batches.end(&common, self.receives_ahead as usize)?];
         ends[0].end.set_peer(1 - rank.number);
@@ -341,8 +340,10 @@ impl Benchmark for Options {
             !self.zero_sm || self.op == Op::Send,
             "--zero-sm needs messages; use --op send"
         );
-        let ranks = Ranks::of(self.threads, false);
-        let mut all: Vec<Played> = world::run_ranks(ranks, 2, self, limit)?;
+        let ranks = self.launch.ranks();
+        let Some(mut all) = world::run_ranks::<Played>(ranks, 2, self, limit)? else {
+            return Ok(None);
+        };
         let Played { names, rows } = all.swap_remove(0);
         let graph = match (self.graph, self.zero_sm) {
             (true, _) => "; launches of graphs",

@@ -18,7 +18,7 @@ use super::sizes::Sizes;
 use super::{Play, VERIFIED};
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
-use crate::options::{self, Poster, Ranks, Setup};
+use crate::options::{self, Launch, Poster, Setup};
 use crate::rank::{Job, Rank};
 use crate::stats::Samples;
 use crate::table::{self, Table};
@@ -49,9 +49,9 @@ pub struct Options {
     /// The operation: send or put-signal.
     #[arg(long, value_enum, default_value = "send")]
     op: Op,
-    /// Runs the ranks as threads of this process.
-    #[arg(long)]
-    threads: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    launch: Launch,
     #[command(flatten)]
     setup: Setup,
     /// Flips one bit of the payloads of this round, to test that the benchmark detects it.
@@ -90,9 +90,12 @@ impl Options {
             Pattern::Latency => (self.size, self.iterations, 1),
             _ => (self.large, self.iterations.div_ceil(20), self.window),
         };
-        let (counts, runs) = ([count, self.warmup], (self.threads, self.setup.clone()));
+        let counts = [count, self.warmup];
         let sizes = Sizes::one(self.size.max(self.large));
-        let mut play = Play::new(pattern, &Common::one(sizes, self.way(), counts, runs));
+        let mut play = Play::new(
+            pattern,
+            &Common::one(sizes, self.way(), counts, &self.setup),
+        );
         (play.window, play.common.corrupt) = (window, self.corrupt);
         (play, size)
     }
@@ -199,8 +202,11 @@ impl Benchmark for Options {
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         self.way().answered()?;
-        let ranks = Ranks::of(self.threads, false);
-        let all: Vec<Played> = world::run_ranks(ranks, self.ranks as usize, self, limit)?;
+        let ranks = self.launch.ranks();
+        let count = self.ranks as usize;
+        let Some(all) = world::run_ranks::<Played>(ranks, count, self, limit)? else {
+            return Ok(None);
+        };
         let names = all.first().context("no result")?.names.clone();
         let mut pairs: Vec<Pair> = all.into_iter().flat_map(|played| played.pairs).collect();
         pairs.sort_by_key(|pair| pair.ranks);

@@ -26,7 +26,6 @@ use serde_json::{Value, json};
 
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
-use crate::options::Ranks;
 use crate::rank::{Job, Rank};
 use crate::world;
 use end::End;
@@ -195,9 +194,11 @@ impl Play {
 
     fn run(&self, name: &str, limit: Duration) -> Result<Option<Outcome>> {
         self.common.check()?;
-        let ranks = Ranks::of(self.common.threads, false);
+        let ranks = self.common.launch.ranks();
         let count = 2 * self.pairs as usize;
-        let mut played: Vec<Played> = world::run_ranks(ranks, count, self, limit)?;
+        let Some(mut played) = world::run_ranks::<Played>(ranks, count, self, limit)? else {
+            return Ok(None);
+        };
         // Only the first rank of each pair measures; the slowest pair counts.
         played.truncate(self.pairs as usize);
         let names = played.first().context("no result")?.names.clone();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::rounds::Pattern;
 use super::sizes::Sizes;
-use crate::options::{Poster, Setup};
+use crate::options::{Launch, Poster, Setup};
 
 /// Greatest size for which the default numbers of iterations are those of small messages.
 const SMALL: u64 = 8 << 10;
@@ -89,9 +89,9 @@ pub struct Common {
         default_value = "cpu"
     )]
     posters: Vec<Poster>,
-    /// Runs the ranks as threads of this process.
-    #[arg(long)]
-    pub threads: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub launch: Launch,
     /// Messages of streams are zero-SM messages: copy engines and memory operations carry them, and no
     /// kernel; with mapped memory only.
     #[arg(long)]
@@ -106,12 +106,7 @@ pub struct Common {
 
 impl Common {
     /// These sizes in one way.
-    pub fn one(
-        sizes: Sizes,
-        way: Way,
-        [iterations, warmup]: [u64; 2],
-        (threads, setup): (bool, Setup),
-    ) -> Common {
+    pub fn one(sizes: Sizes, way: Way, [iterations, warmup]: [u64; 2], setup: &Setup) -> Common {
         Common {
             sizes,
             iterations: Some(iterations),
@@ -119,9 +114,9 @@ impl Common {
             validation: false,
             ops: vec![way.op],
             posters: vec![way.poster],
-            threads,
+            launch: Launch::default(),
             zero_sm: false,
-            setup,
+            setup: setup.clone(),
             corrupt: None,
         }
     }

@@ -22,7 +22,6 @@ use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::Bell;
 use crate::kernel::{Computes, Stamps, Tally, Turn, Turns};
-use crate::options::Ranks;
 use crate::rank::{Job, Rank};
 use crate::stats::Samples;
 use crate::table::Table;
@@ -284,8 +283,10 @@ impl Benchmark for Options {
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
         self.common.check()?;
-        let ranks = Ranks::of(self.common.threads, false);
-        let mut all: Vec<Played> = world::run_ranks(ranks, 2, self, limit)?;
+        let ranks = self.common.launch.ranks();
+        let Some(mut all) = world::run_ranks::<Played>(ranks, 2, self, limit)? else {
+            return Ok(None);
+        };
         let other = all.pop().context("no result")?;
         let Played { names, mut rows } = all.pop().context("no result")?;
         // The first rank measures the messages; the kernel that slows more counts.

@@ -15,7 +15,7 @@ use super::sizes::Sizes;
 use super::{Play, VERIFIED};
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
-use crate::options::{self, Poster, Ranks, Setup};
+use crate::options::{self, Launch, Poster, Setup};
 use crate::rank::{Job, Rank};
 use crate::table::{self, Table};
 use crate::world;
@@ -41,9 +41,9 @@ pub struct Options {
     /// The poster of the operations.
     #[arg(long, value_enum, default_value = "stream")]
     poster: Poster,
-    /// Runs the ranks as threads of this process.
-    #[arg(long)]
-    threads: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    launch: Launch,
     #[command(flatten)]
     setup: Setup,
 }
@@ -57,9 +57,8 @@ impl Options {
     }
 
     fn play(&self) -> Play {
-        let runs = (self.threads, self.setup.clone());
         let counts = [self.iterations, self.warmup];
-        let common = Common::one(Sizes::one(self.size), self.way(), counts, runs);
+        let common = Common::one(Sizes::one(self.size), self.way(), counts, &self.setup);
         Play::new(Pattern::Latency, &common)
     }
 
@@ -120,8 +119,11 @@ impl Benchmark for Options {
     const VERIFIED: Option<&str> = Some(VERIFIED);
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
-        let ranks = Ranks::of(self.threads, false);
-        let all: Vec<Measured> = world::run_ranks(ranks, self.ranks as usize, self, limit)?;
+        let ranks = self.launch.ranks();
+        let count = self.ranks as usize;
+        let Some(all) = world::run_ranks::<Measured>(ranks, count, self, limit)? else {
+            return Ok(None);
+        };
         let names = &all.first().context("no result")?.names;
         println!("# mpbench pingpong_all: {names}; {} memory", names.memory);
         let size = table::bytes(self.size);

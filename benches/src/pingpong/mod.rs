@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::gpu::CUDA;
-use crate::options::{self, Layer, Layers, Ranks, Setup};
+use crate::options::{self, Launch, Layer, Layers, Ranks, Setup};
 use crate::rank::{Job, Note, Rank};
 use crate::report::Target;
 use crate::stats::{Samples, Summary};
@@ -59,13 +59,9 @@ pub struct Options {
     /// The operation of gdsync's messages.
     #[arg(long, value_enum, default_value = "send")]
     pub operation: Operation,
-    /// Runs both ranks as threads of this process.
-    #[arg(long)]
-    pub threads: bool,
-    /// Runs as one of two ranks, on one host or two: a launcher starts both, or MP_RANK, MP_SIZE
-    /// and MP_STORE describe the job. Rank 0 prints the figures.
-    #[arg(long, conflicts_with = "threads")]
-    pub launched: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub launch: Launch,
     #[command(flatten)]
     pub setup: Setup,
     /// Draws a chart of latency over size into this SVG file.
@@ -93,10 +89,6 @@ impl Options {
     /// The largest size in bytes.
     fn largest(&self) -> u64 {
         self.sizes.iter().copied().max().unwrap_or(8)
-    }
-
-    fn ranks(&self) -> Ranks {
-        Ranks::of(self.threads, self.launched)
     }
 }
 
@@ -187,7 +179,7 @@ impl Job for Options {
         if rank.number == 0 {
             rank.part(&Part::Header(Header {
                 names: players[0].names(),
-                ranks: self.ranks(),
+                ranks: self.launch.ranks(),
             }))?;
         }
         let mut cpu = vec![CpuTimes::default(); players.len()];
@@ -351,13 +343,12 @@ impl Benchmark for Options {
             },
             _ => {}
         };
-        let results = world::run(self.ranks(), self, limit, &mut progress);
+        let results = world::run(self.launch.ranks(), self, limit, &mut progress);
         screen.clear();
-        if header.is_none() && results.is_ok() && self.launched {
-            // The other rank has all figures.
+        let Some(results) = results? else {
             return Ok(None);
-        }
-        let [first, second] = results?.map(serde_json::from_value::<Vec<Proof>>);
+        };
+        let [first, second] = results.map(serde_json::from_value::<Vec<Proof>>);
         let pairs = first?.into_iter().zip(second?);
         let figures = Figures {
             header: header.context("rank 0 sent no first report")?,

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::benchmark::{Benchmark, Examples, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::kernel::{Tally, Turn, Turns};
-use crate::options::{self, Layer, Layers, Poster, Ranks, Setup};
+use crate::options::{self, Launch, Layer, Layers, Poster, Ranks, Setup};
 use crate::pattern;
 use crate::rank::{Job, Rank};
 use crate::report::Target;
@@ -48,9 +48,9 @@ pub struct Options {
     /// The poster of the messages.
     #[arg(long, value_enum, default_value = "cpu")]
     pub poster: Poster,
-    /// Runs both ranks as threads of this process.
-    #[arg(long)]
-    pub threads: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub launch: Launch,
     #[command(flatten)]
     pub setup: Setup,
 }
@@ -200,7 +200,7 @@ fn figures(options: &Options, sides: &[Side<'_>]) -> Result<Figures> {
     };
     Ok(Figures {
         names: sides[0].flow.names(),
-        ranks: Ranks::of(options.threads, false),
+        ranks: options.launch.ranks(),
         size: options.size,
         rows,
         ratio,
@@ -251,8 +251,10 @@ impl Benchmark for Options {
         Some("kernels compared every byte of the last message in each slot");
 
     fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
-        let ranks = Ranks::of(self.threads, false);
-        let [first, _] = world::run(ranks, self, limit, &mut |_, _| {})?;
+        let ranks = self.launch.ranks();
+        let Some([first, _]) = world::run(ranks, self, limit, &mut |_, _| {})? else {
+            return Ok(None);
+        };
         let figures: Figures = serde_json::from_value(first).context("reading a rank's result")?;
         ensure!(
             figures.rows.iter().all(|row| row.elapsed_ns > 0),
