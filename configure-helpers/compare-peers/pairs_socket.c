@@ -3,11 +3,16 @@
  * poll and do not sleep, as those of the libraries.
  *
  *   pairs_socket latency|bandwidth BYTES WARM-UP ITERATIONS [WINDOW]
+ *
+ * With OTHER_NETNS, the second process is in that network namespace, and connects to FIRST_ADDRESS.
  */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,19 +71,22 @@ int main(int argc, char **argv)
     int warm_up = atoi(argv[3]), iterations = atoi(argv[4]), window = argc > 5 ? atoi(argv[5]) : 64;
     char *out = malloc(bytes), *in = malloc(bytes), answer[4] = {0};
 
+    const char *space = getenv("OTHER_NETNS"), *address = getenv("FIRST_ADDRESS");
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    check(!space || (address && inet_aton(address, &at.sin_addr)), "FIRST_ADDRESS");
     socklen_t len = sizeof at;
-    int door = socket(AF_INET, SOCK_STREAM, 0);
-    check(bind(door, (struct sockaddr *)&at, len) == 0 && listen(door, 1) == 0, "listen");
-    check(getsockname(door, (struct sockaddr *)&at, &len) == 0, "getsockname");
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(bind(listener, (struct sockaddr *)&at, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&at, &len) == 0, "getsockname");
     int child = fork();
     check(child >= 0, "fork");
     int rank = child == 0;
     if (rank) {
+        check(!space || setns(open(space, O_RDONLY), CLONE_NEWNET) == 0, "OTHER_NETNS");
         peer = socket(AF_INET, SOCK_STREAM, 0);
         check(connect(peer, (struct sockaddr *)&at, len) == 0, "connect");
     } else {
-        peer = accept(door, NULL, NULL);
+        peer = accept(listener, NULL, NULL);
         check(peer >= 0, "accept");
     }
     check(setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0, "TCP_NODELAY");
