@@ -8,6 +8,7 @@ fn main() -> Result<(), gdsync_build::Error> {
         .source("device/mp_put.cu")
         .source("device/mp_replay.cu")
         .source("device/mp_stamp.cu")
+        .source("device/mp_step.cu")
         .source("device/mp_strided.cu")
         .source("device/mp_take.cu")
         .source("device/mp_unpack.cu")

@@ -10,6 +10,7 @@
 //! - [`ReplayWrite`], [`ReplayPlace`], [`ReplayCopy`], [`ReplayTake`]: messages in graphs (`replay`).
 //! - [`Puts`]: puts by copies.
 //! - [`Pieces`], [`Moves`]: strided pieces.
+//! - [`ReadyWords`], [`StepParts`]: the steps of a neighbourhood (`step`).
 //! - [`Collect`]: the end of a collective call.
 //!
 //! Most have variants for several tasks ([`tasks`]): a launch copies all of its parameters.
@@ -17,6 +18,7 @@
 mod collect;
 mod params;
 mod replay;
+mod step;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -29,8 +31,8 @@ use crate::error::Result;
 pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
     Await, Credit, Direct, End, Flag, IN_HOST, LATER, MOST_CHUNKS, Moves, Name, POLLS, PUTS, Patch,
-    Pieces, Puts, Relay, ReplayCopy, ReplayPlace, ReplayTake, ReplayWrite, Rooms, SEGMENTS,
-    Segment, Stamp, Unpack,
+    Pieces, Puts, ReadyWord, ReadyWords, Relay, ReplayCopy, ReplayPlace, ReplayTake, ReplayWrite,
+    Rooms, SEGMENTS, Segment, Stamp, StepGate, StepPart, StepParts, Unpack,
 };
 pub(crate) use tasks::{DIRECTS, FLAGS, NAMES, PUT_TASKS, Polls, STAMPS, UNPACKS};
 
@@ -74,6 +76,8 @@ pub(crate) struct Kernels {
     put_all_63: Kernel,
     strided: Kernel,
     moves: Kernel,
+    step: Kernel,
+    ready: Kernel,
     collect: Kernel,
     /// One block that copies payloads.
     copying: Dims,
@@ -137,6 +141,8 @@ impl Kernels {
             put_all_63: kernel("mp_put_all_63")?,
             strided: kernel("mp_strided")?,
             moves: kernel("mp_moves")?,
+            step: kernel("mp_step")?,
+            ready: kernel("mp_ready")?,
             collect: kernel("mp_collect")?,
             copying: block(256),
             wide: block(512),

@@ -466,6 +466,87 @@ pub(crate) struct Moves {
     pub blocks: u32,
 }
 
+/// An entry of the table of [`ReadyWords`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct ReadyWord {
+    /// As [`StepPart::closed`].
+    pub closed: u64,
+    /// The rank's word.
+    pub to: u64,
+}
+
+/// The parameters of the kernel that stores the ready words of a step at ranks whose memory is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct ReadyWords {
+    /// The address of the table of [`ReadyWord`].
+    pub table: u64,
+    /// The number of the step.
+    pub step: u64,
+    /// The number of entries.
+    pub count: u32,
+    pub reserved: u32,
+}
+
+/// An entry of the table of [`StepParts`]: the data that one rank is sent, or has sent, in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct StepPart {
+    /// The 64-bit word of this rank for which the part waits; 0: none.
+    pub word: u64,
+    /// A 64-bit word that is not 0 if the rank was given up.
+    pub closed: u64,
+    /// A [`StepGate`] in device memory of this rank.
+    pub gate: u64,
+    /// A 64-bit word of the rank that is set to the number of the step behind the data; 0: none.
+    pub arrived: u64,
+    /// A 64-bit word of this rank that is set to this number then.
+    pub left: u64,
+    /// The address of its [`Pieces`], whose fields `arrival` and `result` are 0.
+    pub pieces: u64,
+    /// Number of pieces.
+    pub count: u32,
+    /// Shares that divide a piece among them, at least 1.
+    pub split: u32,
+    /// Number of shares, a multiple of `split`, at least 1.
+    pub shares: u32,
+    pub reserved: u32,
+}
+
+/// Words that the blocks of a part have for themselves, 0 before the first step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct StepGate {
+    /// Twice the number of the last step for which the first block has waited, plus 1 if the rank was
+    /// given up.
+    pub open: u64,
+    /// The shares that are done, as a sum that ends with 0.
+    pub ended: u32,
+    pub reserved: u32,
+}
+
+/// The parameters of the kernel that executes the data of a step with ranks whose memory is mapped: it
+/// waits for a word of each, and copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct StepParts {
+    /// The address of the table of [`StepPart`].
+    pub table: u64,
+    /// The number of the step.
+    pub step: u64,
+    /// The value that the words reach, cyclically.
+    pub awaited: u64,
+    /// A 64-bit word that is set to the number of the step when all parts have ended.
+    pub passed: u64,
+    /// A 32-bit word in device memory, as [`StepGate::ended`] for all parts.
+    pub ended: u64,
+    /// The number of entries.
+    pub count: u32,
+    /// The shares of all parts.
+    pub shares: u32,
+}
+
 /// The bytes of a structure; the sizes repeat the assertions of the sources.
 macro_rules! layout {
     ($($name:ident { $head:literal + $element:literal * N }),*) => {$(
@@ -538,4 +619,7 @@ const _: () = assert!(size_of::<ReplayWrite>() == 88 && size_of::<ReplayPlace>()
 const _: () = assert!(size_of::<ReplayCopy>() == 88 && size_of::<ReplayTake>() == 96);
 const _: () = assert!(size_of::<Pieces>() == 72 && align_of::<Pieces>() == 8);
 const _: () = assert!(size_of::<Moves>() == 16 && align_of::<Moves>() == 8);
+const _: () = assert!(size_of::<ReadyWord>() == 16 && size_of::<ReadyWords>() == 24);
+const _: () = assert!(size_of::<StepPart>() == 64 && size_of::<StepGate>() == 16);
+const _: () = assert!(size_of::<StepParts>() == 48 && align_of::<StepParts>() == 8);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

@@ -6,6 +6,7 @@ mod direct;
 mod flag;
 mod put;
 mod stamp;
+mod step;
 mod strided;
 mod tasks;
 mod unpack;
@@ -261,6 +262,8 @@ fn module_contains_every_kernel_with_its_parameter_size() {
         ("mp_put_all_63", 8 + PUT_TASKS * size_of::<Puts<PUTS>>()),
         ("mp_strided", size_of::<Pieces>()),
         ("mp_moves", size_of::<Moves>()),
+        ("mp_step", size_of::<StepParts>()),
+        ("mp_ready", size_of::<ReadyWords>()),
         ("mp_collect", size_of::<Collect>()),
     ];
     for (name, size) in kernels {

@@ -1,0 +1,172 @@
+// The parts of a step of a neighbourhood, with all ranks whose memory this rank has mapped: the ready words
+// (mp_ready), and the data that is sent or received (mp_step). Their kernels wait for the words of the ranks, so
+// that the stream needs no operation but the launch.
+#include "mp_flag.hpp"
+#include "mp_pieces.hpp"
+
+namespace mp {
+
+// libmp/src/kernels/params.rs has the same layouts, and describes the fields.
+struct ReadyWord {
+    u64 closed;
+    u64 to;
+};
+
+struct ReadyWords {
+    u64 table;
+    u64 step;
+    u32 count;
+    u32 reserved;
+};
+
+struct StepPart {
+    u64 word;
+    u64 closed;
+    u64 gate;
+    u64 arrived;
+    u64 left;
+    u64 pieces;
+    u32 count;
+    u32 split;
+    u32 shares;
+    u32 reserved;
+};
+
+struct StepParts {
+    u64 table;
+    u64 step;
+    u64 awaited;
+    u64 passed;
+    u64 ended;
+    u32 count;
+    u32 shares;
+};
+
+// The words of a part that its blocks have for themselves, in device memory.
+struct StepGate {
+    u64 open;
+    u32 ended;
+    u32 reserved;
+};
+
+static_assert(sizeof(ReadyWord) == 16 && sizeof(ReadyWords) == 24, "layout");
+static_assert(sizeof(StepPart) == 64 && sizeof(StepParts) == 48 && sizeof(StepGate) == 16, "layout");
+
+// The library stores this or more into the words of a rank that was given up (libmp/src/request/step.rs).
+constexpr u64 kReleased = 1ull << 62;
+
+// By one thread of each block that has done shares, which have no order: whether all are done. The blocks together add
+// 0, so the word needs no store that clears it.
+GDS_DEVICE bool is_last_of(u32* at, u32 shares, u32 done, bool first) {
+    if (done == shares) return true;
+    const u32 mine = first ? done - shares : done;
+    return gds::add_acq_rel_gpu(at, mine) + mine == 0;
+}
+
+// Stores the number of a step, whole, behind what this thread and those of earlier barriers have stored.
+GDS_DEVICE void announce(u64 to, u64 step) {
+    gds::fence_sys();
+    gds::store_whole_sys(word_at(to), step);
+}
+
+// Waits for the word of the rank, by one thread. Only the first block looks at host memory, and shows the others what
+// it has found. False: the rank was given up, and its memory may have another use.
+GDS_DEVICE bool await_rank(const StepPart& p, u64 step) {
+    if (p.word == 0) return true;
+    auto* gate = reinterpret_cast<StepGate*>(p.gate);
+    u64 open = 0;
+    if (blockIdx.x != 0) {
+        GDS_SPIN_UNTIL(covers(open = gds::load_acquire_sys(&gate->open), 2 * step), 0);
+        return open == 2 * step;
+    }
+    u64 closed = 0, word = 0;
+    auto come = [&] {
+        // The loads overlap.
+        closed = gds::load_relaxed_sys(word_at(p.closed));
+        return covers(word = gds::load_acquire_sys(word_at(p.word)), step);
+    };
+    GDS_SPIN_UNTIL(come(), 0);
+    const bool good = closed == 0 && word < kReleased;
+    if (p.shares > 1) {
+        gds::fence_gpu();
+        gds::store_whole_sys(&gate->open, 2 * step + (good ? 0 : 1));
+    }
+    return good;
+}
+
+GDS_DEVICE void move_piece(const Pieces& p, Share s) {
+    if (p.block < p.len) {
+        move(p, p.len, p.scatters == 0, s);
+    } else if (p.scatters != 0) {
+        copy(p.first, p.packed, p.len, s);
+    } else {
+        copy(p.packed, p.first, p.len, s);
+    }
+}
+
+// Row i of blocks executes the parts i, i + rows, ... of the table. No part waits for what another one does.
+GDS_DEVICE void step(const StepParts& p) {
+    GDS_SHARED(u32, open);
+    start_next();
+    u32 all = 0;
+    GDS_NO_UNROLL
+    for (u32 i = blockIdx.y; i < p.count; i += gridDim.y) {
+        const StepPart part = reinterpret_cast<const StepPart*>(p.table)[i];
+        if (blockIdx.x >= part.shares) continue;
+        const Pieces* pieces = reinterpret_cast<const Pieces*>(part.pieces);
+        // `split` shares divide a piece among them, the next ones the next piece. The first piece is loaded before the
+        // wait.
+        const u32 groups = part.shares / part.split;
+        u32 held = blockIdx.x / part.split;
+        Pieces piece = held < part.count ? pieces[held] : Pieces{};
+        if (threadIdx.x == 0) open = await_rank(part, p.awaited);
+        if (blockDim.x > 1) __syncthreads();
+        gds::await_earlier_work();
+        const bool good = open != 0;
+        u32 done = 0;
+        GDS_NO_UNROLL
+        for (u32 share = blockIdx.x; share < part.shares; share += gridDim.x) {
+            done++;
+            const Share mine{share % part.split * blockDim.x + threadIdx.x, part.split * blockDim.x};
+            GDS_NO_UNROLL
+            for (u32 k = share / part.split; good && k < part.count; k += groups) {
+                if (k != held) piece = pieces[held = k];
+                move_piece(piece, mine);
+            }
+        }
+        // All threads have copied, and have read `open`, which the next part stores again.
+        if (blockDim.x > 1) __syncthreads();
+        all += done;
+        if (threadIdx.x != 0 || part.arrived == 0) continue;
+        auto* gate = reinterpret_cast<StepGate*>(part.gate);
+        if (is_last_of(&gate->ended, part.shares, done, blockIdx.x == 0) && good) {
+            announce(part.arrived, p.step);
+            gds::store_whole_sys(word_at(part.left), p.step);
+        }
+    }
+    const bool first = blockIdx.x == 0 && blockIdx.y == 0;
+    if (threadIdx.x == 0 && all != 0 && is_last_of(reinterpret_cast<u32*>(p.ended), p.shares, all, first)) {
+        gds::store_whole_sys(word_at(p.passed), p.step);
+    }
+}
+
+// One block of any number of threads.
+GDS_DEVICE void ready(const ReadyWords& p) {
+    gds::launch_dependents();
+    const ReadyWord* table = reinterpret_cast<const ReadyWord*>(p.table);
+    // The loads from host memory overlap with the earlier work. A rank was given up before the launch if its
+    // memory is not mapped any more.
+    auto closed = [&](u32 i) { return i >= p.count || gds::load_relaxed_sys(word_at(table[i].closed)) != 0; };
+    bool skip = closed(threadIdx.x);
+    gds::await_earlier_work();
+    GDS_NO_UNROLL
+    for (u32 i = threadIdx.x; i < p.count; i += blockDim.x) {
+        if (!skip) announce(table[i].to, p.step);
+        skip = closed(i + blockDim.x);
+    }
+}
+
+}  // namespace mp
+
+GDS_KERNEL(mp_step, mp::StepParts, p) { mp::step(p); }
+GDS_KERNEL(mp_ready, mp::ReadyWords, p) { mp::ready(p); }

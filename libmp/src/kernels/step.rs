@@ -1,0 +1,81 @@
+//! The launches of the kernels of a neighbourhood's step (`device/mp_step.cu`).
+
+use gdsync::Stream;
+use gdsync::gpu::{Dims, Word64};
+
+use super::{Kernels, Pieces, ReadyWords, StepPart, StepParts};
+use crate::error::Result;
+
+/// Most blocks of a launch, unless it has more parts: as many copy a long message (`Direct`).
+const MOST_BLOCKS: u32 = 48;
+/// Most rows of blocks: a row executes several parts, one after the other, if there are more.
+const MOST_ROWS: u32 = 64;
+/// Bytes from which one more block shares a part: a thread of the first block makes one access.
+const EACH: u64 = 4 << 10;
+/// As [`EACH`], on the software GPU: so short that the pieces of tests are shared.
+const EACH_SOFT: u64 = 64;
+
+impl Kernels {
+    /// Sets the shares of a part, one of `parts`, with these pieces: in proportion to the longest piece,
+    /// some share a piece. Returns the bytes of the longest share of
+    /// a piece.
+    pub fn divide(&self, part: &mut StepPart, pieces: &[Pieces], parts: usize) -> u64 {
+        let each = match self.blocks {
+            1 => EACH_SOFT,
+            _ => EACH,
+        };
+        let bytes: u64 = pieces.iter().map(|piece| piece.len).sum();
+        let longest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
+        let most = (u64::from(MOST_BLOCKS) / parts.max(1) as u64).clamp(1, self.shares.into());
+        let wanted = bytes.div_ceil(each).clamp(1, most);
+        let split = (wanted * longest).div_ceil(bytes.max(1)).max(1);
+        let groups = (wanted / split).clamp(1, pieces.len().max(1) as u64);
+        part.count = pieces.len() as u32;
+        (part.split, part.shares) = (split as u32, (split * groups) as u32);
+        longest.div_ceil(split)
+    }
+
+    /// The dimensions of a launch of parts; `longest`: the bytes of the longest share.
+    pub fn step_dims(&self, parts: &[StepPart], longest: u64) -> Dims {
+        let shares = parts.iter().map(|part| part.shares).max().unwrap_or(1);
+        let rows = (parts.len() as u32).clamp(1, self.blocks.min(MOST_ROWS));
+        self.block(longest)
+            .grid([shares, rows, 1])
+            .dependent()
+            .flexible()
+    }
+
+    /// Enqueues the data of a step; see [`Kernels::step_dims`]. `passed` is the word that `params` names.
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`StepParts`] and the tables that it names. Parts do not overlap.
+    /// The memory of a rank that was not given up is mapped.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch_waiting`].
+    pub unsafe fn step(
+        &self,
+        stream: &Stream,
+        params: &StepParts,
+        dims: Dims,
+        passed: &Word64,
+    ) -> Result<()> {
+        let passed = Some((passed, params.step));
+        // SAFETY: the kernel accesses what the tables name, which the caller guarantees to be valid.
+        Ok(unsafe { stream.launch_waiting(&self.step, dims, params, passed) }?)
+    }
+
+    /// Enqueues the ready words of a step.
+    ///
+    /// # Safety
+    /// As for [`Kernels::step`], with [`ReadyWords`].
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`].
+    pub unsafe fn ready(&self, stream: &Stream, params: &ReadyWords) -> Result<()> {
+        let threads = params.count.next_multiple_of(32).min(self.wide.block[0]);
+        let dims = Dims::linear(1, threads).dependent();
+        // SAFETY: as above.
+        Ok(unsafe { stream.launch(&self.ready, dims, params) }?)
+    }
+}
