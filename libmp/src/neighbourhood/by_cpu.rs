@@ -44,7 +44,7 @@ impl Engine {
         let record = self.with_lanes(x, On::Cpu, &mut calls, |open| {
             reserve(self, open)?;
             with_plan(open, |open, plan| {
-                self.prepare_data(x, open, plan, step)?;
+                self.prepare_data(x, open, plan, step, None)?;
                 post(open, plan)
             })?;
             Ok(self.record_step(x, open, step, None))

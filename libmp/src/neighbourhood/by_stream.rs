@@ -9,14 +9,15 @@ use std::mem;
 
 use gdsync::Stream;
 
+use super::by_kernel::{ByKernel, Writes};
 use super::exchange::{Calls, Exchange, Port, Table};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
-use crate::path::{Batch, Put};
+use crate::path::{Batch, Lane, Put};
 use crate::plan::{LaneId, Launch, Plan, Refusal};
 use crate::region::Slice;
 use crate::request::entry::{Common, Entry, Handle, Operation, Poster};
-use crate::request::step::{Step, parity};
+use crate::request::step::{Sent, Step, parity};
 use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
 use crate::two_sided::{Need, On, State, mark_others, no_lane};
@@ -125,6 +126,12 @@ impl Open<'_> {
         Some(LaneId { rank, lane })
     }
 
+    /// As [`Open::at`], the lane itself.
+    pub fn lane_to(&mut self, rank: u32) -> Option<&mut Lane> {
+        let at = self.at(rank)?;
+        self.state.peers.get_mut(rank)?.link.lane(at.lane)
+    }
+
     /// Prepares puts to a peer for a plan.
     pub fn prepare(
         &mut self,
@@ -211,14 +218,23 @@ impl Engine {
         let mut calls = x.calls(READY)?;
         let step = calls.may_ready(x.ahead)?;
         self.with_lanes(x, on, &mut calls, |open| {
+            let by_kernel = open.by_kernel(self, x, stream, (READY, step, Writes::Ready))?;
+            // The puts to others would make the stream count as waiting in front of the kernel.
+            let by_kernel = by_kernel.filter(|by_kernel| by_kernel.has_all());
+            let launch = |stream: &Stream, _: usize| match by_kernel {
+                Some(by_kernel) => by_kernel.ready(self.kernels(READY)?, stream, step),
+                None => Ok(()),
+            };
             with_plan(open, |open, plan| {
-                for (peer, port) in x.words.peers.iter().zip(&x.ports) {
-                    let Some(at) = open.at(peer.rank) else {
-                        continue;
-                    };
-                    put_ready(open, plan, at, port, step)?;
+                for (i, (peer, port)) in x.words.peers.iter().zip(&x.ports).enumerate() {
+                    if !has(by_kernel, i)
+                        && let Some(at) = open.at(peer.rank)
+                    {
+                        put_ready(open, plan, at, port, step)?;
+                    }
                 }
-                post(open, plan, stream, None)
+                plan.kernel_here_if(by_kernel.is_some());
+                post(open, plan, stream, Some(&launch))
             })
         })?;
         calls.ready = step;
@@ -234,25 +250,34 @@ impl Engine {
         }
         let mut calls = x.calls(SEND)?;
         let step = calls.may_send()?;
-        let table = x.pack.tables[parity(step)].as_ref();
-        let launch = |stream: &Stream, _: usize| self.launch(table, stream);
         self.need_kernels(SEND, x.pack.moves.is_empty())?;
         let record = self.with_lanes(x, on, &mut calls, |open| {
             mark_others(open.state, stream, 0).map_err(refused)?;
             reserve(self, open)?;
-            with_plan(open, |open, plan| {
-                if table.is_some() {
-                    plan.kernel_here();
+            let by_kernel = open.by_kernel(self, x, stream, (SEND, step, Writes::Data))?;
+            let tables = by_kernel.map_or(&x.pack.tables, |by_kernel| &by_kernel.pack);
+            let table = tables[parity(step)].as_ref();
+            let launch = |stream: &Stream, index: usize| match (by_kernel, table, index) {
+                (_, Some(_), 0) | (None, ..) => self.launch(table, stream),
+                (Some(by_kernel), ..) => {
+                    by_kernel.send(self.kernels(SEND)?, stream, step, &x.words)
                 }
+            };
+            with_plan(open, |open, plan| {
+                plan.kernel_here_if(table.is_some());
                 let (waits_for, word) = match on_stale_ready(step) {
                     true => (step - 1, parity(step - 1)),
                     false => (step, parity(step)),
                 };
-                for peer in &x.words.peers {
-                    plan.wait(&peer.ready[word], waits_for, false);
+                for (i, peer) in x.words.peers.iter().enumerate() {
+                    if !has(by_kernel, i) {
+                        plan.wait(&peer.ready[word], waits_for, false);
+                    }
                 }
-                self.prepare_data(x, open, plan, step)?;
-                post(open, plan, stream, table.map(|_| &launch as _))
+                self.prepare_data(x, open, plan, step, by_kernel)?;
+                // Last: a kernel that was launched in front of a refused list would be launched again.
+                plan.kernel_here_if(by_kernel.is_some());
+                post(open, plan, stream, Some(&launch))
             })?;
             Ok(self.record_step(x, open, step, Some(stream)))
         })?;
@@ -277,31 +302,39 @@ impl Engine {
             false => parity(step),
         };
         let table = x.unpack.tables[landing].as_ref();
-        let launch = |stream: &Stream, _: usize| self.launch(table, stream);
         self.with_lanes(x, on, &mut calls, |open| {
             mark_others(open.state, stream, 0).map_err(refused)?;
+            let by_kernel = open.by_kernel(self, x, stream, (WAIT, step, Writes::Nothing))?;
+            let launch = |stream: &Stream, _: usize| match by_kernel {
+                Some(by_kernel) => {
+                    by_kernel.receive(self.kernels(WAIT)?, stream, (step, landing), &x.words)
+                }
+                None => self.launch(table, stream),
+            };
             let posted = with_plan(open, |open, plan| {
                 let last = x.words.last();
-                for (peer, put) in x.words.peers.iter().zip(&last.puts) {
+                for (peer, sent) in x.words.peers.iter().zip(&last.sent) {
                     // The copies of a stream are done when the stream has passed them.
-                    if let (Some(at), Some((lane, put))) = (open.at(peer.rank), *put)
+                    if let (Some(at), Sent::Put(lane, put)) = (open.at(peer.rank), *sent)
                         && !put.is_copy()
                     {
                         plan.done(LaneId { lane, ..at }, put);
                     }
                 }
                 drop(last);
-                for (i, peer) in (1..).zip(&x.words.peers) {
+                let peers = x.words.peers.iter().enumerate();
+                let mut waits = peers.filter(|(i, _)| !has(by_kernel, *i)).peekable();
+                while let Some((_, peer)) = waits.next() {
                     // One flush behind all waits makes the data of all neighbours visible.
-                    let flush = x.flushes && i == x.words.peers.len();
+                    let flush = x.flushes && waits.peek().is_none();
                     plan.wait(&peer.arrived[parity(step)], step, flush);
                 }
-                plan.store(&x.words.passed, step);
-                plan.passed_by(&x.words.passed, step);
-                if table.is_some() {
-                    plan.kernel_here();
+                if by_kernel.is_none() {
+                    plan.store(&x.words.passed, step);
+                    plan.passed_by(&x.words.passed, step);
                 }
-                post(open, plan, stream, table.map(|_| &launch as _))
+                plan.kernel_here_if(by_kernel.is_some() || table.is_some());
+                post(open, plan, stream, Some(&launch))
             });
             // Of a torn call the waits are enqueued: the background work releases them as well.
             let waits = match &posted {
@@ -320,21 +353,30 @@ impl Engine {
         Ok(())
     }
 
-    /// Prepares the data of a step and the word behind it, to each peer; notes the last puts.
+    /// Prepares the data of a step and the word behind it, to each peer that no kernel sends its data;
+    /// notes how it is sent.
     pub(super) fn prepare_data(
         &self,
         x: &Exchange,
         open: &mut Open<'_>,
         plan: &mut Plan<'_>,
         step: u64,
+        by_kernel: Option<&ByKernel>,
     ) -> Result<(), Refused> {
         let mut last = x.words.last();
         last.step = step;
         for (i, (peer, port)) in x.words.peers.iter().zip(&x.ports).enumerate() {
-            last.puts[i] = None;
+            last.sent[i] = Sent::Not;
             let Some(at) = open.at(peer.rank) else {
                 continue;
             };
+            if has(by_kernel, i) {
+                // The kernel sends nothing to a peer that an earlier call has closed.
+                if !peer.is_closed() {
+                    last.sent[i] = Sent::Kernel;
+                }
+                continue;
+            }
             for data in &port.data {
                 let (from, to) = (data.from.iter().map(Slice::piece), data.to[parity(step)]);
                 open.prepare(plan, at, |batch| batch.put(from, to))?;
@@ -343,7 +385,7 @@ impl Engine {
             let put = open.prepare(plan, at, |batch| {
                 batch.announce(&step.to_le_bytes(), arrived)
             })?;
-            last.puts[i] = Some((at.lane, put));
+            last.sent[i] = Sent::Put(at.lane, put);
         }
         Ok(())
     }
@@ -400,7 +442,12 @@ impl Engine {
     }
 }
 
-fn on_stale_ready(step: u64) -> bool {
+/// Whether the kernels execute the part of a peer.
+fn has(by_kernel: Option<&ByKernel>, at: usize) -> bool {
+    by_kernel.is_some_and(|by_kernel| by_kernel.has(at))
+}
+
+pub(super) fn on_stale_ready(step: u64) -> bool {
     on(Mutant::StaleReady) && step > 1
 }
 

@@ -7,6 +7,7 @@ use gdsync::Gpu;
 use gdsync::gpu::{Dims, MemoryKind, Region};
 use zerocopy::IntoBytes;
 
+use super::by_kernel::ByKernel;
 use super::in_graph::InGraph;
 use super::join::sizes;
 use super::spec::{BUILD, Neighbour, check};
@@ -19,9 +20,13 @@ use crate::request::table::RequestKey;
 use crate::two_sided::engine::Engine;
 use crate::wire::control::Neighbour as NeighbourRecord;
 
-/// Bytes of a word, and number of words of a peer: ready and arrival, by parity of the step.
+/// Bytes of a word, and number of words that a peer writes: ready and arrival, by parity of the step.
 const WORD: usize = 8;
 const WORDS: usize = 4;
+pub(super) const WORDS_LEN: u64 = (WORDS * WORD) as u64;
+/// Bytes of the words of a peer, and of two more that it does not write: a line of the bus, because
+/// loads of one line by several blocks of a kernel take turns.
+const LINE: usize = 128;
 /// Alignment of the bytes of a neighbour in library memory.
 const ALIGN: usize = 64;
 
@@ -37,6 +42,7 @@ pub(super) struct Port {
 /// The data that a neighbour is sent.
 pub(super) struct Data {
     pub to: [Span; 2],
+    pub len: u64,
     /// The bytes, which the NIC gathers.
     pub from: Vec<Slice>,
 }
@@ -48,6 +54,17 @@ pub(super) struct Move {
     /// The offset of the bytes, by parity of the step.
     pub at: [usize; 2],
     pub scatters: bool,
+}
+
+impl Move {
+    /// Its entry in a table, for a parity.
+    pub fn entry(&self, parity: usize) -> Pieces {
+        let packed = self.packed.region().addr().0 + self.at[parity] as u64;
+        Pieces {
+            scatters: self.scatters.into(),
+            ..self.pieces.gathering(packed)
+        }
+    }
 }
 
 /// Moves that one kernel executes.
@@ -86,6 +103,8 @@ pub(crate) struct Exchange {
     /// The words of the peers, in the order of `ports`.
     pub words: Arc<ExchangeWords>,
     pub(super) ports: Vec<Port>,
+    /// The steps of streams with peers whose memory is mapped; `None`: there are none.
+    pub(super) by_kernel: Option<ByKernel>,
     /// Steps that may be ready and not waited for: 2 with double buffering.
     pub(super) ahead: u64,
     pub(super) pack: Copies,
@@ -153,9 +172,9 @@ impl Layout {
 }
 
 /// The offsets of the data of one neighbour in library memory: `None` if the NIC uses the pieces.
-struct Staged {
-    landing: Option<[usize; 2]>,
-    packing: Option<usize>,
+pub(super) struct Staged {
+    pub landing: Option<[usize; 2]>,
+    pub packing: Option<usize>,
 }
 
 /// The neighbours, with the library memory of their data.
@@ -209,12 +228,12 @@ impl Parts {
         })
     }
 
-    fn iter(&self) -> impl Iterator<Item = (&Neighbour, &Staged)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&Neighbour, &Staged)> {
         self.all.iter().zip(&self.staged)
     }
 
     /// The neighbours that are other ranks.
-    fn others(&self) -> impl Iterator<Item = (&Neighbour, &Staged)> {
+    pub fn others(&self) -> impl Iterator<Item = (&Neighbour, &Staged)> {
         self.iter().take(self.others)
     }
 
@@ -225,22 +244,32 @@ impl Parts {
     pub fn moves(&self) -> Result<[Vec<Move>; 2]> {
         let (mut pack, mut unpack) = (Vec::new(), Vec::new());
         for (one, staged) in self.iter() {
-            if let Some(at) = staged.packing {
-                moves(&mut pack, &one.sent, &self.packing, [at; 2], false);
-            }
-            if let Some(at) = staged.landing {
-                moves(&mut unpack, &one.received, &self.landing, at, true);
-            }
+            self.pack(&mut pack, one, staged);
+            self.unpack(&mut unpack, one, staged);
         }
         self.move_to_itself(&mut pack)?;
         Ok([pack, unpack])
+    }
+
+    /// Adds the moves that pack what a neighbour is sent.
+    pub fn pack(&self, list: &mut Vec<Move>, one: &Neighbour, staged: &Staged) {
+        if let Some(at) = staged.packing {
+            moves(list, &one.sent, &self.packing, [at; 2], false);
+        }
+    }
+
+    /// Adds the moves that unpack what a neighbour has sent.
+    pub fn unpack(&self, list: &mut Vec<Move>, one: &Neighbour, staged: &Staged) {
+        if let Some(at) = staged.landing {
+            moves(list, &one.received, &self.landing, at, true);
+        }
     }
 
     /// Adds the moves of the data that this rank sends to itself.
     ///
     /// # Errors
     /// `Missing` without a neighbour that receives the data; `Invalid` if the sizes differ.
-    fn move_to_itself(&self, pack: &mut Vec<Move>) -> Result<()> {
+    pub fn move_to_itself(&self, pack: &mut Vec<Move>) -> Result<()> {
         for (one, _) in self.iter().skip(self.others) {
             let receives = |(other, _): &(&Neighbour, &Staged)| {
                 (other.send, other.receive) == (one.receive, one.send)
@@ -339,8 +368,8 @@ impl Engine {
         let mut path = Path::Nic;
         for ((one, staged), record) in parts.others().zip(&theirs) {
             if peers.last().is_none_or(|peer| peer.rank != one.rank) {
-                let word = |i| words.region().word64((WORDS * peers.len() + i) * WORD);
-                let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+                let word = |i| words.region().word64(LINE * peers.len() + i * WORD);
+                let words = [word(0)?, word(1)?, word(2)?, word(3)?, word(4)?, word(5)?];
                 peers.push(PeerState::new(one.rank, [one.send, one.receive], words));
                 let blocks = parts.others().zip(&theirs);
                 let blocks = blocks.filter(|((other, _), _)| other.rank == one.rank);
@@ -353,12 +382,19 @@ impl Engine {
                     .extend(data(path, one, staged, record, &parts.packing)?);
             }
         }
-        let passed = self.gpu.alloc(MemoryKind::Pinned, ALIGN)?.word64(0)?;
-        passed.store(0)?;
+        let steps = self.gpu.alloc(MemoryKind::Pinned, ALIGN)?;
+        let steps = [steps.word64(0)?, steps.word64(WORD)?];
+        steps.iter().try_for_each(|word| word.store(0))?;
         let mut memory = parts.memory();
         memory.push(words);
+        let words = Arc::new(ExchangeWords::new(peers, steps, memory));
+        let by_kernel = match self.kernels(BUILD) {
+            Ok(kernels) => ByKernel::new(kernels, &self.gpu, &parts, &ports, &words)?,
+            Err(_) => None,
+        };
         Ok(Exchange {
-            words: Arc::new(ExchangeWords::new(peers, passed, memory)),
+            words,
+            by_kernel,
             ports,
             ahead: 1 + u64::from(double),
             pack: Copies::new(&self.gpu, pack)?,
@@ -371,11 +407,11 @@ impl Engine {
 
     /// The words of this many peers.
     fn words(&self, peers: usize) -> Result<Memory> {
-        let len = (peers * WORDS * WORD).max(ALIGN);
+        let len = (peers * LINE).max(LINE);
         let words = Memory::new(self.paths.pinned(len, Rights::Words)?);
-        for at in 0..peers * WORDS {
-            let word = words.region().word64(at * WORD)?;
-            word.store(before(at % 2))?;
+        for (peer, i) in (0..peers).flat_map(|peer| (0..WORDS + 2).map(move |i| (peer, i))) {
+            let word = words.region().word64(peer * LINE + i * WORD)?;
+            word.store(if i < WORDS { before(i % 2) } else { 0 })?;
         }
         Ok(words)
     }
@@ -402,7 +438,7 @@ impl Engine {
             receive: one.receive,
             sends: one.sends(),
             receives: one.receives(),
-            words: (WORDS * at * WORD) as u64,
+            words: (LINE * at) as u64,
             words_block: block(words.keys())?,
             landing: landing.map(|at| at as u64),
             landing_block,
@@ -459,7 +495,8 @@ fn data(
         Some(at) => vec![packing.slice(at, len)?],
         None => one.sent.iter().flat_map(pieces).collect(),
     };
-    Ok(Some(Data { to, from }))
+    let len = len as u64;
+    Ok(Some(Data { to, len, from }))
 }
 
 /// The error of a record that names memory without room.
@@ -508,18 +545,11 @@ impl Copies {
 }
 
 /// The table of the moves of one parity, in memory of the GPU.
-fn table(gpu: &Gpu, moves: &[Move], parity: usize) -> Result<Option<Table>> {
+pub(super) fn table(gpu: &Gpu, moves: &[Move], parity: usize) -> Result<Option<Table>> {
     if moves.is_empty() || !gpu.caps().kernels {
         return Ok(None);
     }
-    let entry = |one: &Move| {
-        let packed = one.packed.region().addr().0 + one.at[parity] as u64;
-        Pieces {
-            scatters: one.scatters.into(),
-            ..one.pieces.gathering(packed)
-        }
-    };
-    let entries: Vec<Pieces> = moves.iter().map(entry).collect();
+    let entries: Vec<Pieces> = moves.iter().map(|one| one.entry(parity)).collect();
     let longest = entries.iter().map(|entry| entry.len).max().unwrap_or(0);
     let count = u32::try_from(entries.len()).map_err(|_| {
         let what = "the neighbours have too many pieces; use Strided pieces";

@@ -7,10 +7,12 @@
 //! parts of a step: ready, send and wait. `request::step` has the words of an exchange and the
 //! record of a step.
 //!
-//! Each part is one [`crate::plan::Plan`] over all neighbours.
+//! Each part is one [`crate::plan::Plan`] over all neighbours. On a stream, `by_kernel` executes the
+//! part of neighbours whose memory is mapped: one kernel, which waits for their words itself.
 //! [`Neighbourhood`](crate::Neighbourhood) is the handle of the application.
 
 mod by_cpu;
+mod by_kernel;
 mod by_stream;
 mod exchange;
 mod in_graph;

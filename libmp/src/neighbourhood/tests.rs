@@ -1,4 +1,5 @@
-//! Tests of a wait of which the GPU accepts the waits alone.
+//! Tests of a wait of which the GPU accepts the waits alone, and of steps by mapped memory of which one rank
+//! uses puts.
 
 use std::sync::mpsc;
 use std::thread;
@@ -9,7 +10,7 @@ use gdsync::gpu::MemoryKind;
 
 use super::Neighbour;
 use crate::bootstrap::Local;
-use crate::{Context, Kind, Neighbourhood};
+use crate::{Context, Kind, Neighbourhood, PathChoice};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const LEN: usize = 500;
@@ -34,6 +35,8 @@ fn torn_wait_is_released() {
             let builder = Context::builder().bootstrap(jobs.next().unwrap());
             let timeout = if leaves { 60 } else { 5 };
             let builder = builder.gpu(&gpu).timeout(Duration::from_secs(timeout));
+            // By mapped memory, a wait is one kernel.
+            let builder = builder.path(PathChoice::Nic);
             builder.build().unwrap()
         };
         let (ctx, other) = (open(), open());
@@ -68,5 +71,47 @@ fn torn_wait_is_released() {
         assert_eq!(e.rank(), Some(1), "{e}");
         let _ = end.send(());
         peer.join().unwrap();
+    }
+}
+
+/// Kernels of two processes on one GPU do not wait for each other: such ranks put. Both ways have the
+/// same words.
+#[test]
+fn rank_whose_kernels_do_not_wait_exchanges_with_one_whose_kernels_do() {
+    for by_kernel in [[true, true], [true, false], [false, false]] {
+        let jobs = Local::ranks(2).into_iter().zip(by_kernel);
+        let ranks = jobs.map(|(job, by_kernel)| {
+            thread::spawn(move || {
+                let gpu = Gpu::soft().unwrap();
+                let builder = Context::builder().bootstrap(job).gpu(&gpu);
+                let ctx = builder.path(PathChoice::Ipc).build().unwrap();
+                let field = ctx.alloc(MemoryKind::Device, 2 * LEN).unwrap();
+                let one = Neighbour::new(1 - ctx.rank(), 7, 7)
+                    .send(field.strided(0, 5, 10, 50).unwrap())
+                    .receive(field.strided(LEN, 10, 20, 25).unwrap());
+                let (engine, stream) = (ctx.engine(), ctx.gpu().stream().unwrap());
+                let mut x = engine.build_neighbourhood(vec![one], true).unwrap();
+                assert!(x.by_kernel.is_some());
+                if !by_kernel {
+                    x.by_kernel = None;
+                }
+                for step in 0..20 {
+                    field.write(0, &[step ^ ctx.rank() as u8; LEN]).unwrap();
+                    engine.ready_on(&x, &stream).unwrap();
+                    engine.send_on(&x, &stream).unwrap();
+                    engine.wait_on_neighbours(&x, &stream).unwrap();
+                    ctx.synchronize(&stream, LIMIT).unwrap();
+                    let mut got = [0; LEN];
+                    field.read(LEN, &mut got).unwrap();
+                    let expected = step ^ (1 - ctx.rank() as u8);
+                    let wrong = (0..LEN).find(|i| i % 20 < 10 && got[*i] != expected);
+                    assert_eq!(wrong, None, "step {step}");
+                }
+                drop(x);
+                ctx.close(LIMIT).unwrap();
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
     }
 }

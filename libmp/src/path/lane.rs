@@ -97,6 +97,19 @@ impl Lane {
         self.nic.as_ref().is_some_and(nic::Lane::runs_beside_peer)
     }
 
+    /// Checks that a kernel may copy to these bytes of the peer, each from a destination on.
+    ///
+    /// # Errors
+    /// `PeerFailed` if the lane has failed, or the peer has released the memory: the lane fails then.
+    pub fn reach(&mut self, spans: &[(Span, u64)]) -> Result<()> {
+        let by_copy = |(to, len): &(Span, u64)| match to {
+            Span::Copy(to) => Some((*to, *len)),
+            Span::Nic(_) => None,
+        };
+        let spans = spans.iter().filter_map(by_copy);
+        self.copy("post request")?.reach_all(spans)
+    }
+
     /// Whether nothing that was posted is in flight, on the NIC or a stream.
     pub fn is_quiet(&mut self) -> bool {
         self.nic.as_mut().is_none_or(nic::Lane::is_quiet)

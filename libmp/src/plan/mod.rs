@@ -144,6 +144,13 @@ impl<'a> Plan<'a> {
         self.kernels_here(1);
     }
 
+    /// Puts a kernel here if there is one.
+    pub fn kernel_here_if(&mut self, any: bool) {
+        if any {
+            self.kernel_here();
+        }
+    }
+
     /// Puts kernels here that take at most this many submissions.
     pub fn kernels_here(&mut self, launches: u32) {
         self.kernels.push((self.items.len(), launches));

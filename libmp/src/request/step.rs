@@ -48,6 +48,10 @@ pub(crate) struct PeerState {
     pub ready: [Word64; 2],
     /// Its arrival words: its data has arrived.
     pub arrived: [Word64; 2],
+    /// Not 0: it was given up. Kernels of steps read it, and write nothing to it then.
+    pub closed: Word64,
+    /// The last step whose data a kernel has written to it.
+    pub left: Word64,
     /// The first step that failed because it was given up, or `u64::MAX`. Relaxed: written and read
     /// under the engine's lock.
     lost: AtomicU64,
@@ -55,8 +59,8 @@ pub(crate) struct PeerState {
 
 impl PeerState {
     /// A peer without neighbours; `tags` are those of the first.
-    pub fn new(rank: u32, tags: [u32; 2], words: [Word64; 4]) -> PeerState {
-        let [even, odd, even_data, odd_data] = words;
+    pub fn new(rank: u32, tags: [u32; 2], words: [Word64; 6]) -> PeerState {
+        let [even, odd, even_data, odd_data, closed, left] = words;
         PeerState {
             rank,
             count: 0,
@@ -65,6 +69,8 @@ impl PeerState {
             bytes: [0; 2],
             ready: [even, odd],
             arrived: [even_data, odd_data],
+            closed,
+            left,
             lost: AtomicU64::new(u64::MAX),
         }
     }
@@ -89,23 +95,45 @@ impl PeerState {
         next.min().unwrap_or(u64::MAX)
     }
 
+    /// Makes kernels that have not yet looked for its words write nothing to it.
+    pub fn close(&self) {
+        // Pinned memory, which the CPU reaches: it cannot fail.
+        let _ = self.closed.store(1);
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load().unwrap_or(0) != 0
+    }
+
     /// Releases the waits of step `from` and of later steps.
     fn lose(&self, from: u64) {
-        /// More than any number of steps.
+        /// More than any number of steps. `device/mp_step.cu` has the same value.
         const RELEASED: u64 = 1 << 62;
         self.lost.store(from, Ordering::Relaxed);
+        self.close();
         for word in self.ready.iter().chain(&self.arrived) {
-            // Pinned memory, which the CPU reaches: it cannot fail.
+            // As above.
             let _ = word.store(RELEASED);
         }
     }
 }
 
-/// The last put to each peer, in the last step that was sent; `None`: it was lost before.
+/// How the data of a step goes to a peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sent {
+    /// Not at all: it was lost before.
+    Not,
+    /// By puts on a lane, of which this is the last.
+    Put(u8, Put),
+    /// By the kernel of the step.
+    Kernel,
+}
+
+/// The data of the last step that was sent, to each peer.
 #[derive(Debug, Default)]
 pub(crate) struct Last {
     pub step: u64,
-    pub puts: Vec<Option<(u8, Put)>>,
+    pub sent: Vec<Sent>,
 }
 
 /// The part of a [`Neighbourhood`](crate::Neighbourhood) that the background work uses: its words.
@@ -115,6 +143,8 @@ pub(crate) struct ExchangeWords {
     pub peers: Vec<PeerState>,
     /// The last step whose waits a stream has passed.
     pub passed: Word64,
+    /// The last step whose data a kernel has sent to all peers.
+    pub left: Word64,
     /// Locked under the engine's lock, or while there is none.
     last: Mutex<Last>,
     /// No handle is left. Relaxed: a later round of the background work may find it.
@@ -123,12 +153,17 @@ pub(crate) struct ExchangeWords {
 }
 
 impl ExchangeWords {
-    pub fn new(peers: Vec<PeerState>, passed: Word64, memory: Vec<Memory>) -> ExchangeWords {
-        let puts = vec![None; peers.len()];
+    pub fn new(
+        peers: Vec<PeerState>,
+        [passed, left]: [Word64; 2],
+        memory: Vec<Memory>,
+    ) -> ExchangeWords {
+        let sent = vec![Sent::Not; peers.len()];
         ExchangeWords {
             peers,
             passed,
-            last: Mutex::new(Last { step: 0, puts }),
+            left,
+            last: Mutex::new(Last { step: 0, sent }),
             abandoned: AtomicBool::new(false),
             _memory: memory,
         }
@@ -225,14 +260,14 @@ mod tests {
         let gpu = Gpu::soft().unwrap();
         let memory = gpu.alloc(MemoryKind::Pinned, 128).unwrap();
         let word = |at: usize| memory.word64(8 * at).unwrap();
-        let words = [0, 1, 2, 3].map(word);
+        let words = [0, 1, 2, 3, 4, 5].map(word);
         for (at, word) in words.iter().enumerate() {
-            word.store(before(at % 2)).unwrap();
+            word.store(if at < 4 { before(at % 2) } else { 0 }).unwrap();
         }
-        let passed = word(4);
-        passed.store(0).unwrap();
+        let steps = [6, 7].map(word);
+        steps.iter().for_each(|word| word.store(0).unwrap());
         let peers = vec![PeerState::new(3, [1, 2], words)];
-        Arc::new(ExchangeWords::new(peers, passed, Vec::new()))
+        Arc::new(ExchangeWords::new(peers, steps, Vec::new()))
     }
 
     fn step(words: &Arc<ExchangeWords>, number: u64) -> Step {
@@ -277,6 +312,7 @@ mod tests {
             let expected: Vec<bool> = (1..5).map(|n| lost_here && n >= lost).collect();
             assert_eq!(failed, expected, "{arrived:?} {unsent}");
             assert_eq!(reached(&peer.arrived[0], 1000), lost_here);
+            assert_eq!(peer.closed.load().unwrap(), u64::from(lost_here));
         }
     }
 }

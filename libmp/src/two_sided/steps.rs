@@ -10,7 +10,7 @@ use super::peer::Peer;
 use super::state::State;
 use crate::path::Link;
 use crate::request::entry::Entry;
-use crate::request::step::{ExchangeWords, PeerState, parity, reached};
+use crate::request::step::{ExchangeWords, PeerState, Sent, parity, reached};
 use crate::request::table::RequestKey;
 
 impl Engine {
@@ -29,6 +29,7 @@ impl Engine {
             if let Some(status) = state.given_up(peer.rank)
                 && !peer.is_lost(number)
             {
+                peer.close();
                 let unsent = matches!(state.sent(&words, at, number), Some(false));
                 // Stored before the streams continue.
                 if unsent || state.fails_step(key, peer.rank) {
@@ -135,8 +136,11 @@ impl State {
         if last.step != step {
             return Some(true);
         }
-        let Some((lane, put)) = last.puts[at] else {
-            return Some(false);
+        let (lane, put) = match last.sent[at] {
+            Sent::Not => return Some(false),
+            Sent::Kernel if reached(&words.peers[at].left, step) => return Some(true),
+            Sent::Kernel => return self.given_up(words.peers[at].rank).map(|_| false),
+            Sent::Put(lane, put) => (lane, put),
         };
         let peer = self.peers.get_mut(words.peers[at].rank);
         let lane = peer.and_then(|peer| peer.link.lane(lane));

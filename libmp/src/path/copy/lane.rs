@@ -422,14 +422,24 @@ impl Lane {
     /// Checks that this rank has mapped the destinations of puts that are prepared and complete.
     ///
     /// # Errors
+    /// As [`Lane::reach_all`].
+    pub fn reach(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
+        let of = |put: Put| (self.slots[put.slot()].to, self.slots[put.slot()].len);
+        let reached = self.copier.table.reaches(puts.map(of));
+        self.reached(reached)
+    }
+
+    /// Checks that this rank has mapped these bytes of the peer, each from a destination on.
+    ///
+    /// # Errors
     /// `PeerFailed` if the peer has released the memory; the lane fails then.
-    pub fn reach(&mut self, mut puts: impl Iterator<Item = Put>) -> Result<()> {
-        let (slots, table) = (&self.slots, &self.copier.table);
-        let is_gone = |put: Put| {
-            let slot = &slots[put.slot()];
-            table.find(slot.to, slot.len).is_err()
-        };
-        if puts.any(is_gone) {
+    pub fn reach_all(&mut self, spans: impl Iterator<Item = (Span, u64)>) -> Result<()> {
+        let reached = self.copier.table.reaches(spans);
+        self.reached(reached)
+    }
+
+    fn reached(&mut self, all: bool) -> Result<()> {
+        if !all {
             self.fail(Status::REMOTE_ACCESS);
         }
         self.check("post request")

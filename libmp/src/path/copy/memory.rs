@@ -77,19 +77,19 @@ impl Table {
         regions.registered.iter().filter_map(known).collect()
     }
 
+    /// Whether all of these bytes, each from a destination on, can be reached.
+    pub fn reaches(&self, mut spans: impl Iterator<Item = (Span, u64)>) -> bool {
+        let regions = self.lock();
+        spans.all(|(to, len)| regions.of(to, len).is_some())
+    }
+
     /// The region that contains the `len` bytes from `to`, and their offset in it.
     ///
     /// # Errors
     /// `Invalid` if the memory was released, or does not contain the bytes.
     pub fn find(&self, to: Span, len: u64) -> Result<(Region, usize)> {
         let regions = self.lock();
-        let inside = |region: &&Region| {
-            let offset = to.addr.wrapping_sub(region.addr().0);
-            let end = offset.checked_add(len);
-            end.is_some_and(|end| end <= region.len() as u64)
-        };
-        let region = regions.by_key.get(&to.key).filter(inside);
-        let region = region.ok_or_else(|| {
+        let region = regions.of(to, len).ok_or_else(|| {
             let what = format!(
                 "the memory key does not cover {len} bytes at {:#x}",
                 to.addr
@@ -97,6 +97,16 @@ impl Table {
             Error::new("post request", Kind::Invalid, what)
         })?;
         Ok((region.clone(), (to.addr - region.addr().0) as usize))
+    }
+}
+
+impl Regions {
+    /// The region that contains the `len` bytes from `to`.
+    fn of(&self, to: Span, len: u64) -> Option<&Region> {
+        let region = self.by_key.get(&to.key)?;
+        let offset = to.addr.wrapping_sub(region.addr().0);
+        let end = offset.checked_add(len)?;
+        (end <= region.len() as u64).then_some(region)
     }
 }
 

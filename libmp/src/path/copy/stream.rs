@@ -4,7 +4,7 @@
 use std::{iter, mem};
 
 use gdsync::rdma::{self, Descriptor};
-use gdsync::{Status, Stream};
+use gdsync::{Gpu, Status, Stream};
 
 use super::put::{PutState, Target};
 use super::{Lane, Put};
@@ -283,6 +283,20 @@ fn of_mut<'l>(lanes: &'l mut [&mut Lane], put: Put) -> Option<&'l mut Lane> {
     lane.map(|lane| &mut **lane)
 }
 
+/// # Errors
+/// `Foreign` if the stream belongs to another GPU.
+pub(crate) fn of_gpu(stream: &Stream, gpu: &Gpu, operation: &'static str) -> Result<()> {
+    if stream.gpu().is(gpu) {
+        return Ok(());
+    }
+    let what = format!("{stream:?} does not belong to {gpu:?}; use a stream of this GPU");
+    Err(Error::new(
+        operation,
+        Kind::Gdsync(gdsync::Kind::Foreign),
+        what,
+    ))
+}
+
 /// Checks that a stream can execute puts of `lanes`, and returns the kernels.
 fn ready(stream: &Stream, lanes: &[&mut Lane]) -> Result<Kernels> {
     let none = || Error::new(POST, Kind::Invalid, "a put has no lane");
@@ -291,11 +305,7 @@ fn ready(stream: &Stream, lanes: &[&mut Lane]) -> Result<Kernels> {
         lane.check(POST)?;
     }
     uncaptured(stream, POST)?;
-    if !stream.gpu().is(&copier.gpu) {
-        let gpu = &copier.gpu;
-        let what = format!("{stream:?} does not belong to {gpu:?}; use a stream of this GPU");
-        return Err(Error::new(POST, Kind::Gdsync(gdsync::Kind::Foreign), what));
-    }
+    of_gpu(stream, &copier.gpu, POST)?;
     copier.kernels.clone().ok_or_else(|| {
         let what = "the GPU runs no kernels; a stream needs them to send to a rank of its host; \
                     post the request from the CPU";
