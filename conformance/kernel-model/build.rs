@@ -3,7 +3,13 @@
 
 fn main() {
     let kernels = "../../libmp/device";
-    let sources = ["mp_flag.cu", "mp_take.cu", "mp_direct.cu", "mp_replay.cu"];
+    let sources = [
+        "mp_flag.cu",
+        "mp_take.cu",
+        "mp_direct.cu",
+        "mp_replay.cu",
+        "mp_step.cu",
+    ];
     println!("cargo::rerun-if-changed=device");
     println!("cargo::rerun-if-changed={kernels}");
     cc::Build::new()

@@ -311,7 +311,38 @@ kernels! {
     ReplayTake model_mp_replay_take {
         end: End, rooms: Rooms, bytes: u64, to: u64, capacity: u64, credit: u64
     }
+    /// Stores the ready words of a step.
+    ReadyWords model_mp_ready { table: u64, step: u64, count: u32, reserved: u32 }
+    /// Executes the data of a step.
+    StepParts model_mp_step {
+        table: u64, step: u64, awaited: u64, passed: u64, ended: u64, count: u32, shares: u32
+    }
 }
+
+/// Defines entries of the tables of kernels.
+macro_rules! entries {
+    ($($name:ident { $($field:ident: $type:ty),* })*) => {$(
+        #[derive(Clone, Copy, Debug, Default)]
+        #[repr(C)]
+        #[allow(missing_docs, reason = "libmp/src/kernels/params.rs describes the fields")]
+        pub struct $name { $(pub $field: $type),* }
+    )*};
+}
+
+entries! {
+    ReadyWord { closed: u64, to: u64 }
+    StepPart {
+        word: u64, closed: u64, gate: u64, arrived: u64, left: u64, pieces: u64, count: u32,
+        split: u32, shares: u32, reserved: u32
+    }
+    Pieces {
+        first: u64, packed: u64, len: u64, block: u64, row: u64, plane: u64, arrival: u64,
+        result: u64, rows: u32, scatters: u32
+    }
+}
+
+const _: () = assert!(size_of::<ReadyWords>() == 24 && size_of::<StepParts>() == 48);
+const _: () = assert!(size_of::<StepPart>() == 64 && size_of::<Pieces>() == 72);
 
 /// The own end of a circuit.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use gds_step::panic_message;
 use kernel_model::{
-    Credit, Defect, Direct, End, Flag, Memory, Name, ReplayCopy, ReplayPlace, ReplayTake,
-    ReplayWrite, Rooms, Take,
+    Credit, Defect, Direct, End, Flag, Memory, Name, Pieces, ReadyWord, ReadyWords, ReplayCopy,
+    ReplayPlace, ReplayTake, ReplayWrite, Rooms, StepPart, StepParts, Take,
 };
 use loom::model::Builder;
 use loom::thread;
@@ -373,4 +373,108 @@ fn message_of_a_rank_that_leaves_behind_its_replay_arrives() {
         assert_eq!(read(memory, INTO), payload(0));
         sender.join().unwrap();
     });
+}
+
+/// Words of the steps of a neighbourhood: ready and arrival by parity, and those of the ranks alone.
+const STEP_READY: usize = 0;
+const STEP_ARRIVED: usize = 2;
+const STEP_CLOSED: usize = 4;
+const STEP_LEFT: usize = 5;
+const STEP_PASSED: usize = 6;
+/// Where the receiver unpacks.
+const UNPACKED: usize = 140;
+
+/// A part of a step with its pieces, and the kernel that executes it.
+struct StepTable {
+    part: StepPart,
+    pieces: Pieces,
+}
+
+impl StepTable {
+    fn new(memory: &Memory, word: usize, from: usize, to: usize) -> Box<StepTable> {
+        let pieces = Pieces {
+            first: memory.addr(from),
+            packed: memory.addr(to),
+            len: LEN,
+            block: LEN.next_multiple_of(16),
+            rows: 1,
+            ..Pieces::default()
+        };
+        let part = StepPart {
+            word: memory.addr(word),
+            closed: memory.addr(STEP_CLOSED),
+            count: 1,
+            split: 1,
+            shares: 1,
+            ..StepPart::default()
+        };
+        Box::new(StepTable { part, pieces })
+    }
+
+    fn run(&mut self, step: u64, passed: u64) {
+        self.part.pieces = &raw const self.pieces as u64;
+        let params = StepParts {
+            table: &raw const self.part as u64,
+            step,
+            awaited: step,
+            passed,
+            count: 1,
+            shares: 1,
+            ..StepParts::default()
+        };
+        params.run();
+    }
+}
+
+/// Two steps: the data of the second one goes to the memory of the first one, which the receiver unpacks.
+fn steps(defect: Defect) {
+    model(defect, |memory| {
+        let parity = |step: u64| (step % 2) as usize;
+        for word in [STEP_READY, STEP_ARRIVED] {
+            memory.store(word + 1, u64::MAX);
+        }
+        (0..2).for_each(|n| write(memory, FROM + 2 * n, payload(n)));
+        let mut sends = [1, 2].map(|step| {
+            let from = FROM + 2 * (step as usize - 1);
+            let mut table = StepTable::new(memory, STEP_READY + parity(step), from, INTO);
+            table.part.arrived = memory.addr(STEP_ARRIVED + parity(step));
+            table.part.left = memory.addr(STEP_LEFT);
+            table
+        });
+        let passed = [0, 1].map(|at| memory.addr(STEP_PASSED + at));
+        let sender = thread::spawn(move || {
+            for (step, send) in (1..).zip(&mut sends) {
+                send.run(step, passed[0]);
+            }
+        });
+        for step in [1, 2] {
+            let word = ReadyWord {
+                closed: memory.addr(STEP_CLOSED),
+                to: memory.addr(STEP_READY + parity(step)),
+            };
+            let ready = ReadyWords {
+                table: &raw const word as u64,
+                step,
+                count: 1,
+                reserved: 0,
+            };
+            ready.run();
+            let arrived = STEP_ARRIVED + parity(step);
+            StepTable::new(memory, arrived, INTO, UNPACKED).run(step, passed[1]);
+            assert_eq!(read(memory, UNPACKED), payload(step as usize - 1));
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn steps_arrive_in_turn() {
+    steps(Defect::None);
+}
+
+#[test]
+fn step_needs_its_fences_and_an_acquire() {
+    steps(Defect::NoFence("StepParts"));
+    steps(Defect::NoFence("ReadyWords"));
+    steps(Defect::NoAcquire);
 }
