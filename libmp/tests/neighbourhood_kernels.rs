@@ -76,7 +76,7 @@ impl Part {
             let mut got = [0; ROOM];
             let at = other as usize * ROOM;
             self.received.read(at, &mut got).unwrap();
-            let packed = (self.me + other) % 2 == 0;
+            let packed = (self.me + other).is_multiple_of(2);
             let of = |i: usize| if packed { i / 6 * 7 + i % 6 } else { i };
             let wrong = (0..LEN).find(|i| got[of(*i)] != byte(other, self.me, step, *i));
             assert_eq!(wrong, None, "step {step}, from rank {other}");

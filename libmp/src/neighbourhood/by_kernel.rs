@@ -19,10 +19,13 @@ use crate::region::Strided;
 use crate::request::step::{ExchangeWords, PeerState, parity};
 use crate::two_sided::engine::Engine;
 
+/// Memory of a peer: where it begins, and its bytes.
+type Spans = Vec<(Span, u64)>;
+
 /// The steps of an exchange with peers whose memory is mapped. All arrays of two are by parity.
 pub(super) struct ByKernel {
     /// By peer: the memory of it that kernels write, the words first; `None`: it is not mapped.
-    reached: Vec<Option<[Vec<(Span, u64)>; 2]>>,
+    reached: Vec<Option<[Spans; 2]>>,
     ready: [ReadyTable; 2],
     /// With the data that this rank sends to itself.
     send: [StepTable; 2],
