@@ -2,13 +2,15 @@
 //! a bell that the stream rings at the end. Both are always memory operations, so a stream that
 //! waits at a gate occupies no SM.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use gdsync::gpu::{Condition, MemoryKind, Stream, Word32};
 use gdsync::rdma::{Descriptor, post_on};
 use gdsync::{Gpu, Status};
 
+/// The time between two looks of a thread that leaves the processor to the devices.
+const NAP: Duration = Duration::from_micros(20);
 /// Number of polls of a word between two reads of the clock.
 const LOOKS: u32 = 1024;
 
@@ -89,6 +91,15 @@ impl Bell {
             // On a machine with few processors a device may need this processor.
             std::thread::yield_now();
         }
+    }
+
+    /// As [`Bell::poll_nth`], and leaves the processor to the devices: returns up to about 0.1 ms later.
+    pub fn await_nth(&self, n: u32, deadline: Instant) -> Result<()> {
+        while self.word.load()? < n {
+            ensure!(Instant::now() < deadline, "the time limit expired");
+            std::thread::sleep(NAP);
+        }
+        Ok(())
     }
 }
 

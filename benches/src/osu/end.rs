@@ -397,8 +397,12 @@ impl<'e> End<'e> {
             round(self)?;
             if self.poster == Poster::Stream && (i % batch == 0 || i == count) {
                 self.bell.enqueue(&self.stream)?;
-                let before = self.bell.enqueued() - u32::from(i < count);
-                self.bell.poll_nth(before, deadline)?;
+                let enqueued = self.bell.enqueued();
+                match i < count {
+                    // The batch behind it lasts longer than a nap.
+                    true => self.bell.await_nth(enqueued - 1, deadline)?,
+                    false => _ = self.bell.poll_nth(enqueued, deadline)?,
+                }
             }
         }
         let elapsed = start.elapsed();
