@@ -31,6 +31,7 @@ mod tcp;
 mod word;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gds_step::Time;
@@ -129,7 +130,7 @@ impl Paths {
         options: &NicOptions,
         timeout: Duration,
         error: &Word32,
-        kernels: Option<Kernels>,
+        kernels: Option<Arc<Kernels>>,
     ) -> Result<Paths> {
         let maps = choices.may_map();
         let mut nic = nic::Nic::open(choices.me, device, options, timeout, error)?;
@@ -153,7 +154,7 @@ impl Paths {
     pub fn for_test(device: &Device) -> Paths {
         let word = device.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
         let (options, error) = (NicOptions::default(), word.word32(0).unwrap());
-        let kernels = Kernels::of(device.gpu()).ok();
+        let kernels = Kernels::of(device.gpu()).ok().map(Arc::new);
         Paths::open(
             Choices::for_test(1 << 16, PathChoice::Nic, vec![None; 4]),
             device,

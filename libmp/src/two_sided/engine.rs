@@ -32,7 +32,7 @@ pub(crate) struct Engine {
     pub config: Config,
     pub gpu: Gpu,
     pub paths: Paths,
-    kernels: Option<Kernels>,
+    kernels: Option<Arc<Kernels>>,
     pub bootstrap: Arc<dyn Bootstrap>,
     pub error: Word32,
     /// The result of captured messages with the null rank.
@@ -62,7 +62,7 @@ impl Engine {
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         let kernels = match gpu.caps().kernels {
-            true => Some(Kernels::of(gpu)?),
+            true => Some(Arc::new(Kernels::of(gpu)?)),
             false => None,
         };
         let file = |path| (file_of(path, &config.name, rank), config.trace_events);
@@ -117,7 +117,7 @@ impl Engine {
         let what = "the GPU runs no kernels; a stream needs them to receive a message, and to send \
                     one whose length or offset is in a word; post the request from the CPU";
         let none = || Error::new(operation, Kind::Unsupported, what);
-        self.kernels.as_ref().ok_or_else(none)
+        self.kernels.as_deref().ok_or_else(none)
     }
 
     pub fn host(&self) -> &Arc<dyn Host> {

@@ -208,7 +208,7 @@ impl Lane {
     pub fn direct(&mut self, piece: Piece<'_>, room: Span, params: Direct) -> Result<Put> {
         let (at, report) = self.take_reporting(Some(piece))?;
         let len = piece.len as u64;
-        let kernels = self.copier.kernels.as_ref();
+        let kernels = self.copier.kernels.as_deref();
         let shares = kernels.map_or(1, |kernels| {
             kernels.shares_of_direct(len, params.room_lines)
         });

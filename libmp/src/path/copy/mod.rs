@@ -46,7 +46,7 @@ pub(crate) use stream::{Item, Tasks, launches, of_gpu, post_puts};
 pub(crate) struct Copier {
     gpu: Gpu,
     /// `None`: the GPU runs no kernels, and streams cannot put on this path.
-    kernels: Option<Kernels>,
+    kernels: Option<Arc<Kernels>>,
     table: Arc<Table>,
     slabs: Arc<Slabs>,
     reports: Arc<Reports>,
@@ -56,7 +56,7 @@ pub(crate) struct Copier {
 
 impl Copier {
     /// `shares`: other ranks map the memory that has keys.
-    pub fn new(gpu: &Gpu, kernels: Option<Kernels>, shares: bool) -> Copier {
+    pub fn new(gpu: &Gpu, kernels: Option<Arc<Kernels>>, shares: bool) -> Copier {
         Copier {
             gpu: gpu.clone(),
             kernels,

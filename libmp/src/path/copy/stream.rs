@@ -1,6 +1,7 @@
 //! Stream operations of lanes of copies: lists of waits, stores and puts; consecutive puts become
 //! kernel launches, a block for each message.
 
+use std::sync::Arc;
 use std::{iter, mem};
 
 use gdsync::rdma::{self, Descriptor};
@@ -298,7 +299,7 @@ pub(crate) fn of_gpu(stream: &Stream, gpu: &Gpu, operation: &'static str) -> Res
 }
 
 /// Checks that a stream can execute puts of `lanes`, and returns the kernels.
-fn ready(stream: &Stream, lanes: &[&mut Lane]) -> Result<Kernels> {
+fn ready(stream: &Stream, lanes: &[&mut Lane]) -> Result<Arc<Kernels>> {
     let none = || Error::new(POST, Kind::Invalid, "a put has no lane");
     let copier = &lanes.first().ok_or_else(none)?.copier;
     for lane in lanes {

@@ -1,5 +1,6 @@
 //! Tests of a lane of copies: the bytes and the order of puts, and the failure of a lane.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use gdsync::Status;
@@ -28,7 +29,7 @@ struct Bench {
 impl Bench {
     fn new(kind: MemoryKind) -> Bench {
         let gpu = Gpu::soft().unwrap();
-        let copier = Copier::new(&gpu, Some(Kernels::of(&gpu).unwrap()), false);
+        let copier = Copier::new(&gpu, Some(Arc::new(Kernels::of(&gpu).unwrap())), false);
         let (from, into) = (gpu.alloc(kind, LEN).unwrap(), gpu.alloc(kind, LEN).unwrap());
         let bytes: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
         from.write(0, &bytes).unwrap();
