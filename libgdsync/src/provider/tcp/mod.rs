@@ -158,8 +158,8 @@ struct TcpNic {
     shared: Arc<Shared>,
     common: Arc<Common<Acceptor>>,
     thread: Option<JoinHandle<()>>,
-    /// The machine by which the thread of a software GPU assists.
-    machine: Option<MachineId>,
+    /// The machine by which the thread of a software GPU assists, and the GPU.
+    assistant: Option<(MachineId, Gpu)>,
     pds: AtomicU32,
     qpns: AtomicU32,
 }
@@ -224,10 +224,13 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
         OPEN,
     )?);
     let thread = Some(common.spawn("gds-tcp", OPEN)?);
-    let machine = (gpu.is_software() && processors < ENOUGH).then(|| {
-        let (gpu, common) = (gpu.clone(), Arc::clone(&common));
-        let host = Arc::clone(gpu.host());
-        host.attach(Thread::Device, Box::new(Assistant { gpu, common }))
+    let assistant = (gpu.is_software() && processors < ENOUGH).then(|| {
+        let assistant = Assistant {
+            gpu: gpu.clone(),
+            common: Arc::clone(&common),
+        };
+        let machine = gpu.host().attach(Thread::Device, Box::new(assistant));
+        (machine, gpu.clone())
     });
     Ok(Arc::new(TcpNic {
         name,
@@ -236,7 +239,7 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
         shared,
         common,
         thread,
-        machine,
+        assistant,
         pds: AtomicU32::new(1),
         qpns: AtomicU32::new(1),
     }))
@@ -500,14 +503,18 @@ impl Nic for TcpNic {
     fn expect(&self, qpn: u32, send: u32, recv: u32) {
         if let Ok(relay) = self.relay(qpn, "expect posts") {
             relay.with(|relay| relay.expect(send, recv));
-            self.common.ring();
+            // An assistant finds the posts, as long as a stream waits; the thread naps meanwhile.
+            let assisted = |(_, gpu): &(_, Gpu)| gpu.runtime().waits();
+            if !self.assistant.as_ref().is_some_and(assisted) {
+                self.common.ring();
+            }
         }
     }
 }
 
 impl Drop for TcpNic {
     fn drop(&mut self) {
-        if let Some(machine) = self.machine.take() {
+        if let Some((machine, _)) = self.assistant.take() {
             self.common.host().detach(machine);
         }
         self.common.stop();
