@@ -65,7 +65,8 @@ impl LocalRank {
             "{size} ranks of this host ({variable}) share {gpus} of its GPUs, which runs their \
              processes by turns: a message between two of them waits for time slices. An iteration \
              of halo2d took 4.5 ms with three ranks on one H200, and takes tens of microseconds with \
-             a GPU for each. Start at most {gpus} ranks a host, or make more GPUs visible"
+             a GPU for each. Start at most {gpus} ranks a host, make more GPUs visible, or run \
+             NVIDIA's Multi-Process Service (nvidia-cuda-mps-control -d)"
         ))
     }
 }

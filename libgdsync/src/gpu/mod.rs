@@ -321,6 +321,12 @@ impl Gpu {
         self.0.runtime.number()
     }
 
+    /// Whether its kernels run beside those of other processes (CUDA: by the Multi-Process Service).
+    /// Otherwise the GPU runs processes in turn.
+    pub(crate) fn runs_processes_beside(&self) -> bool {
+        self.0.runtime.runs_processes_beside()
+    }
+
     /// Its PCI address, as `0000:3b:00.0`; `None` for a GPU that is not on a PCI bus.
     pub(crate) fn pci(&self) -> Option<String> {
         self.0.runtime.pci()

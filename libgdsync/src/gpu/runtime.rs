@@ -57,6 +57,10 @@ pub(crate) trait Runtime: Any + Send + Sync + fmt::Debug {
     fn number(&self) -> u64 {
         0
     }
+    /// Whether kernels of several processes run on the GPU at the same time.
+    fn runs_processes_beside(&self) -> bool {
+        false
+    }
     /// See [`Gpu::identity`].
     fn identity(&self) -> GpuIdentity;
     /// See [`Gpu::reaches`], for a GPU of the same runtime.

@@ -13,6 +13,9 @@ use crate::gpu::driver::{self, Called, Opened, call};
 use crate::gpu::{Gpu, Stream};
 
 const OPEN: &str = "open CUDA GPU";
+/// Processes that share the multiprocessors of a GPU by NVIDIA's Multi-Process Service, as the blocks
+/// that wait are counted: each leaves those of the others free.
+const MPS: i32 = 4;
 const ADOPT: &str = "adopt CUDA stream";
 
 /// The initialised driver, or the reason why it cannot be used.
@@ -74,6 +77,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         }
         let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
         let all = has(consts::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let beside = has(consts::CU_DEVICE_ATTRIBUTE_MPS_ENABLED) != 0;
         let same = consts::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
         Opened {
             device,
@@ -81,7 +85,8 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
             alone,
             caps: cuda_caps(cuda, device),
             number: driver::number(peers::uuid(cuda, device)),
-            limits: wait_limits(connections.as_deref(), all),
+            processes_beside: beside,
+            limits: wait_limits(connections.as_deref(), if beside { all / MPS } else { all }),
             same_address: has(same) != 0,
         }
     };

@@ -55,6 +55,7 @@ pub(super) struct DriverRuntime {
     poller: MachineId,
     caps: Caps,
     number: u64,
+    processes_beside: bool,
     limits: WaitLimits,
     /// An event with timing, and the host's time when its stream had passed it.
     clock: Mutex<Option<(DriverEvent, Time)>>,
@@ -94,6 +95,10 @@ impl Runtime for DriverRuntime {
 
     fn number(&self) -> u64 {
         self.number
+    }
+
+    fn runs_processes_beside(&self) -> bool {
+        self.processes_beside
     }
 
     fn identity(&self) -> GpuIdentity {

@@ -31,6 +31,8 @@ pub(in crate::gpu) struct Opened {
     pub caps: Caps,
     /// A number of the GPU that is the same in every process, and not 0.
     pub number: u64,
+    /// See [`Runtime::runs_processes_beside`](crate::gpu::runtime::Runtime::runs_processes_beside).
+    pub processes_beside: bool,
     pub limits: WaitLimits,
     /// Whether the device accesses registered host memory at the host's addresses.
     pub same_address: bool,
@@ -68,6 +70,7 @@ pub(in crate::gpu) unsafe fn open(
         poller,
         caps: opened.caps,
         number: opened.number,
+        processes_beside: opened.processes_beside,
         limits: opened.limits,
         clock: Mutex::default(),
         same_address: opened.same_address,
@@ -94,7 +97,9 @@ pub(in crate::gpu) fn by_local_rank(
     LOGGED.call_once(|| {
         let why = local.reason(gpus);
         tracing::info!(target: "gdsync", "{}: {why}", gpu.name());
-        if let Some(cost) = local.crowding(gpus) {
+        if let Some(cost) = local.crowding(gpus)
+            && !gpu.runs_processes_beside()
+        {
             let given = gpus == 1 && std::env::var_os(shown).is_some();
             match (local.rank, given) {
                 (0, false) => tracing::warn!(target: "gdsync", "{cost}"),

@@ -106,6 +106,7 @@ impl Gpu {
                 alone: true,
                 caps: hip_caps(hip, device),
                 number: driver::number(device::uuid(hip, device)),
+                processes_beside: false,
                 limits: wait_limits(queues.as_deref(), all),
                 same_address: false,
             }

@@ -94,8 +94,8 @@ pub struct Qp {
     pub(in crate::rdma) core: Arc<QpCore>,
     pub(in crate::rdma) id: u64,
     pub(in crate::rdma) lowering: Lowering,
-    /// Whether a kernel may spin until a completion: it may not if a peer process shares this GPU,
-    /// because the GPU would run that process only in time slices.
+    /// Whether a kernel may spin until a completion: it may not if the GPU runs the peer's process only
+    /// in time slices.
     pub(in crate::rdma) spin: bool,
     /// The peer's rail to which it is connected.
     there: u8,
@@ -176,7 +176,7 @@ impl Qp {
     /// Whether a kernel may spin until a message of the peer arrives, for callers that launch a
     /// kernel for the message anyway. True if the lowering is `Kernel`, or `Auto` and the peer does
     /// not share this GPU from another process, which would run only in time slices beside a
-    /// spinning kernel.
+    /// spinning kernel; with NVIDIA's Multi-Process Service (MPS) it runs beside it.
     pub fn may_spin(&self) -> bool {
         match self.lowering {
             Lowering::MemOps => false,
@@ -186,8 +186,8 @@ impl Qp {
     }
 
     /// Whether kernels of the peer run beside kernels of this side: the peer has another GPU, or
-    /// shares this one in this process. Kernels of two processes on one GPU run in turn. `false`
-    /// before the queue pair is connected.
+    /// shares this one in this process or by NVIDIA's Multi-Process Service (MPS). Otherwise kernels
+    /// of two processes on one GPU run in turn. `false` before the queue pair is connected.
     pub fn runs_beside_peer(&self) -> bool {
         self.spin
     }
@@ -257,7 +257,10 @@ impl Qp {
         let up = self.core.went_up(OPERATION, up);
         up.map_err(|e| e.with_owner(&self))?;
         self.there = peer.rail;
-        self.spin = peer.gpu != self.core.gpu.number() || peer.process == crate::nic::process();
+        let gpu = &self.core.gpu;
+        self.spin = peer.gpu != gpu.number()
+            || peer.process == crate::nic::process()
+            || gpu.runs_processes_beside();
         Ok(())
     }
 
