@@ -2,8 +2,8 @@
 //! greeting, and encrypted records.
 
 use gdsync::internals::tcp::{
-    CLAIM, CLAIMED, Claim, End, HEAD, Head, KINDS, Kind, MOST, OPENING, PLAIN, SOCKETS, Seal, Session, VERDICT,
-    Verdict, opening, read_opening,
+    CLAIM, CLAIMED, Claim, End, HEAD, Head, KINDS, Kind, MOST, MOST_SOCKETS, OPENING, PLAIN, Seal,
+    Session, VERDICT, Verdict, opening, read_opening,
 };
 
 use crate::heap::bounded;
@@ -86,7 +86,7 @@ fn greetings(input: &mut Input<'_>) {
         qpn: input.next(),
         psn: input.next(),
     };
-    let sockets = input.byte() % SOCKETS + 1;
+    let sockets = input.byte() % MOST_SOCKETS + 1;
     let claim = Claim {
         attempt: input.next(),
         socket: input.byte() % sockets,

@@ -3,10 +3,11 @@
 mod common;
 mod tcp_rig;
 
-use std::net::TcpStream;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 
 use common::*;
-use gdsync::internals::tcp::{Claim, Session, VERDICT, Verdict};
+use gdsync::internals::tcp::{CLAIM, Claim, OPENING, Session, VERDICT, Verdict};
 use tcp_rig::proxy::{Act, Plan, Way};
 use tcp_rig::speaker::{self, Speaker};
 use tcp_rig::*;
@@ -38,13 +39,13 @@ fn numbers_of_sockets_out_of_range_are_refused() {
 }
 
 #[test]
-fn sides_with_other_numbers_connect() {
+fn sides_with_different_numbers_of_sockets_connect() {
     let gpu = Gpu::soft().unwrap();
     for sockets in [[1, 16], [16, 1], [2, 3]] {
         let devices = sockets.map(|n| Device::tcp(&gpu, options().sockets(n)).unwrap());
         let mut p = Couple::of(devices, &QpConfig::default());
         p.connect();
-        assert!(p.exchange(1, &[], "other numbers"));
+        assert!(p.exchange(1, &[], "different numbers"));
     }
 }
 
@@ -55,8 +56,8 @@ fn an_attempt_with_a_cut_in_one_greeting_is_repeated() {
     p.connect();
     assert!(p.exchange(1, &[], "no cut"));
     let mut round = 1;
-    for (direction, bytes) in [120, 80].into_iter().enumerate() {
-        for at in (0..bytes).step_by(13) {
+    for (direction, bytes) in [OPENING + CLAIM, OPENING + VERDICT].into_iter().enumerate() {
+        for at in (0..bytes as u64).step_by(13) {
             let socket = round as usize % SOCKETS;
             let act = [Act::Reset, Act::End][round as usize % 2];
             let what =
@@ -117,12 +118,11 @@ fn sockets_may_be_slow_and_cut_under_traffic() {
 struct Waiting {
     stream: TcpStream,
     session: Session,
-    claim: [u8; 80],
+    claim: [u8; CLAIM],
 }
 
 impl Waiting {
-    fn new(at: std::net::SocketAddr, claim: &Claim) -> Waiting {
-        use std::io::Write as _;
+    fn new(at: SocketAddr, claim: &Claim) -> Waiting {
         let (mut stream, ours, theirs) = speaker::open(at);
         let session = Session::new(KEY, [ours, theirs.unwrap()]);
         let claim = session.claim(claim);
@@ -136,7 +136,6 @@ impl Waiting {
 
     /// The verdict, if there is one within the time.
     fn verdict(&mut self, within: Duration) -> Option<Verdict> {
-        use std::io::Read as _;
         self.stream.set_read_timeout(Some(within)).unwrap();
         let mut verdict = [0; VERDICT];
         self.stream.read_exact(&mut verdict).ok()?;

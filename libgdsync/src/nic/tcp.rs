@@ -21,9 +21,9 @@ pub struct TcpOptions {
     /// from [`key`](field@TcpOptions::key) and random numbers of both sides). All devices of a job
     /// need the same value. Default: false; then only the connections are authenticated.
     pub encrypted: bool,
-    /// The sockets of a connection that this device begins, 1 to 16: networks that limit the rate of
-    /// one TCP connection carry long messages faster by several. `None`: 1 to a device at the same
-    /// address, 4 to other ones.
+    /// The number of sockets of a connection that this device begins, 1 to 16. Networks that limit the
+    /// rate of one TCP connection carry long messages faster by several sockets. `None`: 1 to a device at
+    /// the same address, 4 to others.
     pub sockets: Option<u8>,
 }
 

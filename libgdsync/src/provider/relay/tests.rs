@@ -618,7 +618,8 @@ fn used() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// An event is that of the other thread until it has read it: one that waits finds it again and again.
+/// An event stays until the thread that polls has read it, so that a thread that waits finds it again and
+/// again.
 #[test]
 fn thread_that_waits_leaves_the_processor_to_the_one_that_polls() {
     const WORK: Duration = Duration::from_millis(200);

@@ -216,7 +216,7 @@ impl<S: Source + 'static> Common<S> {
         self.lease(now + ASSISTED);
         let Some(mut relays) = self.relays.try_lock() else {
             // A list that changes, or that another thread polls, is polled in the next call. Threads that
-            // wait must not keep each other awake, nor keep the processor from that one.
+            // wait must not keep each other awake, nor keep the processor from that thread.
             std::thread::yield_now();
             return Round::Idle;
         };

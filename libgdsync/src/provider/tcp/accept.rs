@@ -69,10 +69,10 @@ impl Proven {
 
 /// A connection whose sockets have proofs.
 struct Early {
-    /// The number of the socket that was accepted first.
+    /// The number of the socket whose proof was read first.
     number: u64,
     since: Instant,
-    /// Those that are there, by their places.
+    /// Those that are there, in the order of their places.
     sockets: Vec<Proven>,
 }
 
@@ -81,7 +81,7 @@ impl Early {
         self.sockets.first().map(|proven| proven.claim)
     }
 
-    /// Where a socket belongs, if it is one of this connection.
+    /// The index of a socket in `sockets`, if it is a new one of this connection.
     fn place(&self, claim: &Claim) -> Option<usize> {
         let same = self.claim()?.at(0) == claim.at(0);
         let place = |proven: &Proven| proven.claim.socket;
@@ -136,7 +136,7 @@ impl Unproven {
 }
 
 impl Pending {
-    /// Adds a socket to its connection. It is closed if there are too many.
+    /// Adds a socket to its connection. It is closed if it begins one and there are too many.
     fn add(&mut self, number: u64, proven: Proven) {
         for early in &mut self.early {
             if let Some(place) = early.place(&proven.claim) {

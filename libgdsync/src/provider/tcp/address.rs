@@ -26,7 +26,8 @@ pub fn default() -> IpAddr {
     found.unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
-/// Whether peers can connect to an address of a host, as their addresses of it contain no interface.
+/// Whether peers can connect to an address. That of a link also needs an interface, which addresses of
+/// queue pairs do not name.
 pub fn is_for_peers(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     let on_a_link = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());

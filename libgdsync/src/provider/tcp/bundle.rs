@@ -8,7 +8,7 @@ use std::mem;
 
 use smallvec::SmallVec;
 
-use super::wire::{Sockets, Wire, iovec, piece};
+use super::wire::{Socket, Wire, iovec, piece};
 
 /// Bytes of a stripe.
 pub const STRIPE: usize = 128 * 1024;
@@ -25,7 +25,7 @@ impl Turn {
         left: STRIPE,
     };
 
-    /// Counts `n` bytes of the stripe. Returns the socket before, if that was the end of its stripe.
+    /// Counts `n` bytes of the stripe. If they end it, returns its socket.
     fn advance(&mut self, n: usize, sockets: usize) -> Option<usize> {
         self.left -= n;
         if self.left > 0 {
@@ -39,25 +39,25 @@ impl Turn {
     }
 }
 
+/// The poller reports bytes only of the socket that is read: those of later stripes would keep the thread
+/// awake.
 pub struct Bundle {
-    sockets: Vec<Sockets>,
-    /// Only the socket that is read is ready for bytes: those of later stripes would keep the thread
-    /// awake.
+    sockets: Vec<Socket>,
     read: Turn,
     write: Turn,
-    /// Whether the poller reported another socket, which may have failed.
+    /// Whether the poller reported a socket that is not read, which may have failed.
     suspect: bool,
 }
 
-/// Up to `most` bytes of this memory, behind `skip` bytes of it.
+/// The memory behind its first `skip` bytes, at most `most` bytes.
 fn part(memory: &[iovec], mut skip: usize, mut most: usize) -> SmallVec<[iovec; 20]> {
     let mut list = SmallVec::new();
-    for of in memory {
-        let skipped = skip.min(of.iov_len);
+    for one in memory {
+        let skipped = skip.min(one.iov_len);
         skip -= skipped;
-        let len = (of.iov_len - skipped).min(most);
+        let len = (one.iov_len - skipped).min(most);
         if len > 0 {
-            let at = of.iov_base.cast::<u8>().wrapping_add(skipped);
+            let at = one.iov_base.cast::<u8>().wrapping_add(skipped);
             list.push(piece(at, len));
             most -= len;
         }
@@ -65,15 +65,15 @@ fn part(memory: &[iovec], mut skip: usize, mut most: usize) -> SmallVec<[iovec; 
     list
 }
 
-/// Moves the bytes of `memory` by `transfer`, a stripe at a time, until it takes fewer than it is given.
-/// Calls `turned` with the sockets of a stripe that ends and of the next one. Returns the number of
-/// bytes; an error behind the first one is left to the next call.
+/// Moves the bytes of `memory` by `transfer`, a stripe at a time, until one call moves fewer than it is
+/// given. Calls `turned` with the sockets of a stripe that ends and of the next one. Returns the number of
+/// bytes. An error behind moved bytes is left to the next call, which finds it or the end of the bytes.
 fn by_stripes(
     memory: &[iovec],
-    sockets: &mut [Sockets],
+    sockets: &mut [Socket],
     turn: &mut Turn,
-    transfer: impl Fn(&mut Sockets, &[iovec]) -> io::Result<usize>,
-    turned: impl Fn(&mut [Sockets], usize, usize),
+    transfer: impl Fn(&mut Socket, &[iovec]) -> io::Result<usize>,
+    turned: impl Fn(&mut [Socket], usize, usize),
 ) -> io::Result<usize> {
     let mut done = 0;
     loop {
@@ -100,7 +100,7 @@ fn by_stripes(
 
 impl Bundle {
     /// A connection by two sockets or more, in the same order on both sides.
-    pub fn of(mut sockets: Vec<Sockets>) -> Bundle {
+    pub fn of(mut sockets: Vec<Socket>) -> Bundle {
         for later in &mut sockets[1..] {
             later.want_bytes(false);
         }
@@ -112,12 +112,13 @@ impl Bundle {
         }
     }
 
-    /// The error of a socket that is not read now. A peer that closes the connection is no error: what it
-    /// has sent before is read first.
+    /// The error of a socket, if the poller reported one that is not read. The end of a peer's bytes is no
+    /// error: those of earlier stripes may still arrive.
     fn failure(&mut self) -> Option<io::Error> {
-        let suspect = mem::take(&mut self.suspect);
-        let mut all = suspect.then_some(&self.sockets).into_iter().flatten();
-        all.find_map(Sockets::failure)
+        match mem::take(&mut self.suspect) {
+            true => self.sockets.iter().find_map(Socket::failure),
+            false => None,
+        }
     }
 }
 

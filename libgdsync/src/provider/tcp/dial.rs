@@ -33,11 +33,12 @@ pub struct Dial {
 
 /// The sockets of a connection until their greetings end.
 struct Attempt {
-    sockets: Vec<Socket>,
+    sockets: Vec<Greeter>,
     until: Instant,
 }
 
-struct Socket {
+/// A socket of an attempt, with its part of the greeting.
+struct Greeter {
     stream: TcpStream,
     nonce: Nonce,
     claim: Claim,
@@ -142,7 +143,7 @@ impl Dial {
             let stream = wire::connect(self.to).map_err(|e| Broken::of(&e))?;
             let added = self.poller.add(&stream, Interest::BOTH);
             added.map_err(|e| Broken::of(&e))?;
-            Ok(Socket {
+            Ok(Greeter {
                 stream,
                 nonce: random()?,
                 claim: Claim {
@@ -206,7 +207,7 @@ impl Attempt {
     }
 }
 
-impl Socket {
+impl Greeter {
     /// Goes on. Returns whether the peer has accepted.
     fn step(&mut self, key: Key, poller: &Poller) -> Result<bool, Broken> {
         loop {

@@ -27,7 +27,7 @@ pub const VERDICT: usize = 40;
 /// Bytes of a claim without its proof.
 pub const CLAIMED: usize = 48;
 /// Maximum number of sockets of a connection.
-pub const SOCKETS: u8 = 16;
+pub const MOST_SOCKETS: u8 = 16;
 
 /// A queue pair with one of its connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,7 +167,7 @@ impl Session {
             socket: b[41],
             sockets: b[42],
         };
-        match claim.socket < claim.sockets && claim.sockets <= SOCKETS {
+        match claim.socket < claim.sockets && claim.sockets <= MOST_SOCKETS {
             true => Ok(claim),
             false => Err(Broken::Greeting("its connection has no such socket")),
         }
@@ -212,7 +212,7 @@ fn proven(proof: Hash, bytes: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    const CLAIMED: Claim = Claim {
+    const EXAMPLE: Claim = Claim {
         to: End {
             node: 0x1122_3344_5566_7788,
             qpn: 0x12_3456,
@@ -236,19 +236,19 @@ mod tests {
             let claim = Claim {
                 socket,
                 sockets,
-                ..CLAIMED
+                ..EXAMPLE
             };
             session.read_claim(&session.claim(&claim)).is_ok()
         };
-        assert!(read(0, 1) && read(SOCKETS - 1, SOCKETS));
-        assert!(!read(0, 0) && !read(1, 1) && !read(0, SOCKETS + 1));
+        assert!(read(0, 1) && read(MOST_SOCKETS - 1, MOST_SOCKETS));
+        assert!(!read(0, 0) && !read(1, 1) && !read(0, MOST_SOCKETS + 1));
     }
 
     #[test]
     fn greetings_are_accepted_by_the_same_key_and_numbers_alone() {
         let ours = Session::new([7; 32], [[1; 32], [2; 32]]);
-        let bytes = ours.claim(&CLAIMED);
-        assert_eq!(ours.read_claim(&bytes), Ok(CLAIMED));
+        let bytes = ours.claim(&EXAMPLE);
+        assert_eq!(ours.read_claim(&bytes), Ok(EXAMPLE));
         let verdict = ours.verdict(&bytes, Verdict::NotNow);
         assert_eq!(ours.read_verdict(&bytes, &verdict), Ok(Verdict::NotNow));
         // Another key, or the greeting of another connection.

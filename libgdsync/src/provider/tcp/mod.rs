@@ -5,7 +5,8 @@
 //! and executes those of the peer, in memory that is registered ([`memory`]); [`output`] and
 //! [`input`] are its two directions, [`seal`] encrypts them, [`delay`] says when counts are sent.
 //! [`wire`] is a connection, [`bundle`] one by several sockets; [`dial`] connects, [`accept`] accepts, and
-//! both prove by [`greeting`] that they are of the same job. [`poller`] has all sockets of a device, [`address`] the address where peers connect to it.
+//! both prove by [`greeting`] that they are of the same job. [`poller`] has all sockets of a device,
+//! [`address`] the address where peers connect to it.
 //!
 //! A thread of the device does the work, unless a thread of the application that waits does it
 //! ([`Nic::wait_until`]).
@@ -34,7 +35,7 @@ pub mod protocol {
     pub use super::Broken;
     pub use super::frame::{HEAD, Head, KINDS, Kind, MOST, OPERANDS};
     pub use super::greeting::{
-        CLAIM, CLAIMED, Claim, End, OPENING, SOCKETS, Session, VERDICT, Verdict, opening,
+        CLAIM, CLAIMED, Claim, End, MOST_SOCKETS, OPENING, Session, VERDICT, Verdict, opening,
         read_opening,
     };
     pub use super::seal::{PLAIN, Seal};
@@ -52,11 +53,11 @@ use gds_step::{Awaits, Host, Machine, MachineId, Shared as SharedMachine, Step, 
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
 use self::accept::Acceptor;
-use self::greeting::{End, Key};
+use self::greeting::{End, Key, MOST_SOCKETS};
 use self::memory::Registrations;
 use self::poller::Poller;
 use self::queues::{Shared, TcpQueues};
-use self::wire::Sockets;
+use self::wire::Socket;
 use super::relay::thread::{Common, Round, SPIN, SharedRelay};
 use super::relay::{Limits, Relay, Rings, gone};
 use crate::error::{Error, Kind, Result};
@@ -72,8 +73,8 @@ const OPEN: &str = "open TCP device";
 const REQUESTS: usize = 256;
 /// Bytes of inline data of a request, at most: those of the longest entry.
 const INLINE: usize = 1024;
-/// Sockets of a connection to another host by default.
-const SOCKETS: u8 = 4;
+/// Sockets of a connection to another address by default.
+const DEFAULT_SOCKETS: u8 = 4;
 /// Retries, for the time limit of a connection.
 const RETRIES: u8 = 7;
 /// The shortest time limit of a connection.
@@ -153,7 +154,7 @@ fn process_key() -> io::Result<Key> {
 struct TcpNic {
     name: String,
     at: SocketAddr,
-    /// Sockets of a connection that this side begins, if they do not depend on the host.
+    /// Number of sockets of a connection that this side begins; `None`: it depends on the address.
     sockets: Option<u8>,
     shared: Arc<Shared>,
     common: Arc<Common<Acceptor>>,
@@ -175,15 +176,17 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
         return Err(Error::new(OPEN, Kind::Unsupported, what));
     }
     if let Some(sockets) = options.sockets
-        && !(1..=greeting::SOCKETS).contains(&sockets)
+        && !(1..=MOST_SOCKETS).contains(&sockets)
     {
-        let most = greeting::SOCKETS;
-        let what = format!("a connection cannot have {sockets} sockets; set 1 to {most}");
+        let what = format!("a connection cannot have {sockets} sockets; set 1 to {MOST_SOCKETS}");
         return Err(Error::new(OPEN, Kind::Invalid, what));
     }
     let ip = options.address.unwrap_or_else(address::default);
     if !address::is_for_peers(ip) {
-        let what = format!("peers cannot connect to the address {ip}; select one of an interface");
+        let what = format!(
+            "peers cannot connect to the address {ip}; select one of an interface that is not \
+             link-local"
+        );
         return Err(Error::new(OPEN, Kind::Invalid, what));
     }
     let listener = TcpListener::bind((ip, 0)).map_err(|e| match e.kind() {
@@ -391,13 +394,16 @@ impl Nic for TcpNic {
         };
         let itself = match own == there {
             false => None,
-            true => Some(Sockets::to_itself(&self.shared.poller).map_err(|e| {
+            true => Some(Socket::to_itself(&self.shared.poller).map_err(|e| {
                 let what = format!("the call socketpair failed: {e}");
                 Error::new(OPERATION, Kind::System, what).with_source(e)
             })?),
         };
-        let by_host = || if at.ip() == self.at.ip() { 1 } else { SOCKETS };
-        let sockets = self.sockets.unwrap_or_else(by_host);
+        let by_address = || match at.ip() == self.at.ip() {
+            true => 1,
+            false => DEFAULT_SOCKETS,
+        };
+        let sockets = self.sockets.unwrap_or_else(by_address);
         self.relay(qpn, OPERATION)?.with(|relay| {
             match itself {
                 Some(wire) => relay.queues.connect_to_itself([own; 2], Box::new(wire)),

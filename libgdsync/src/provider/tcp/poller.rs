@@ -103,7 +103,7 @@ impl Poller {
         let _ = epoll::modify(&self.0.epoll, socket, data, EventFlags::empty());
     }
 
-    /// Reports a socket no more. Its end alone does not do so if a child of a fork has it too.
+    /// Removes a socket. To close it is not enough while a forked child has it too.
     pub fn remove(&self, socket: impl AsFd) {
         let _ = epoll::delete(&self.0.epoll, socket);
     }

@@ -1,5 +1,5 @@
-//! [`Wire`]: the two directions of a connection as streams of bytes that do not block, and sockets as
-//! such.
+//! [`Wire`]: the two directions of a connection as streams of bytes that do not block. [`Socket`] is one by
+//! a socket.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -50,25 +50,24 @@ pub fn piece(at: *const u8, len: usize) -> iovec {
     }
 }
 
-/// A connection by sockets: one for both directions, or a pair for a queue pair that is connected to
-/// itself.
-pub struct Sockets {
+/// A connection by one socket, or by a pair of them for a queue pair that is connected to itself.
+pub struct Socket {
     read: OwnedFd,
     /// The end that is written, if it is not the same.
     write: Option<OwnedFd>,
     poller: Poller,
-    /// What the poller reports.
+    /// What the poller reports of the end that is written.
     interest: Interest,
     /// Whether the last write found no room. The next one waits for a report, which comes when a third of
     /// the room is free: a thread that polls would write few bytes at a time.
     full: bool,
 }
 
-impl Sockets {
+impl Socket {
     /// A connection by a socket that the poller has.
-    pub fn over(stream: TcpStream, poller: &Poller) -> Sockets {
+    pub fn over(stream: TcpStream, poller: &Poller) -> Socket {
         poller.set(&stream, Interest::BYTES);
-        Sockets {
+        Socket {
             read: stream.into(),
             write: None,
             poller: poller.clone(),
@@ -78,14 +77,14 @@ impl Sockets {
     }
 
     /// A connection of a queue pair to itself.
-    pub fn to_itself(poller: &Poller) -> io::Result<Sockets> {
+    pub fn to_itself(poller: &Poller) -> io::Result<Socket> {
         let (read, write) = UnixStream::pair()?;
         for end in [&read, &write] {
             end.set_nonblocking(true)?;
         }
         poller.add(&read, Interest::BYTES)?;
         poller.add(&write, Interest::BYTES)?;
-        Ok(Sockets {
+        Ok(Socket {
             read: read.into(),
             write: Some(write.into()),
             poller: poller.clone(),
@@ -94,7 +93,7 @@ impl Sockets {
         })
     }
 
-    /// Whether the thread must wake when there are bytes. Only of a connection by one socket.
+    /// Whether the thread must wake when there are bytes. Not for a pair.
     pub fn want_bytes(&mut self, wanted: bool) {
         self.want(Interest {
             bytes: wanted,
@@ -160,7 +159,7 @@ fn counted(n: isize) -> io::Result<usize> {
     }
 }
 
-impl Wire for Sockets {
+impl Wire for Socket {
     unsafe fn read(&mut self, into: &[iovec]) -> io::Result<usize> {
         let fd = self.read.as_raw_fd();
         counted(match into {
@@ -199,11 +198,11 @@ impl Wire for Sockets {
     }
 }
 
-/// A connection by the sockets of a greeting, in their order.
+/// A connection by these sockets, in the order of their places.
 pub fn over(streams: Vec<TcpStream>, poller: &Poller) -> Box<dyn Wire> {
     let mut sockets = streams
         .into_iter()
-        .map(|stream| Sockets::over(stream, poller));
+        .map(|stream| Socket::over(stream, poller));
     match (sockets.len(), sockets.next()) {
         (1, Some(one)) => Box::new(one),
         (_, one) => Box::new(Bundle::of(one.into_iter().chain(sockets).collect())),
@@ -250,7 +249,7 @@ mod tests {
     #[test]
     fn a_full_connection_is_written_behind_a_report_of_room() {
         let poller = Poller::new().unwrap();
-        let mut wire = Sockets::to_itself(&poller).unwrap();
+        let mut wire = Socket::to_itself(&poller).unwrap();
         let mut bytes = [1_u8; 1 << 16];
         let part = [piece(bytes.as_mut_ptr(), bytes.len())];
         let full = |outcome: io::Result<usize>| match outcome {
@@ -282,8 +281,8 @@ mod tests {
         stream.set_nonblocking(true).unwrap();
         poller.add(&stream, Interest::BYTES).unwrap();
         let mut copies = vec![stream.try_clone().unwrap().into()];
-        let over = Sockets::over(stream, &poller);
-        let itself = Sockets::to_itself(&poller).unwrap();
+        let over = Socket::over(stream, &poller);
+        let itself = Socket::to_itself(&poller).unwrap();
         for end in [&itself.read, itself.writes()] {
             copies.push(end.try_clone().unwrap());
         }
