@@ -42,7 +42,7 @@ struct StepParts {
     u32 shares;
 };
 
-// The words of a part that its blocks have for themselves, in device memory.
+// The words by which the blocks of a part agree, in device memory.
 struct StepGate {
     u64 open;
     u32 ended;
@@ -52,11 +52,11 @@ struct StepGate {
 static_assert(sizeof(ReadyWord) == 16 && sizeof(ReadyWords) == 24, "layout");
 static_assert(sizeof(StepPart) == 64 && sizeof(StepParts) == 48 && sizeof(StepGate) == 16, "layout");
 
-// The library stores this or more into the words of a rank that was given up (libmp/src/request/step.rs).
+// The library stores this into the words of a rank that was given up (libmp/src/request/step.rs).
 constexpr u64 kReleased = 1ull << 62;
 
-// By one thread of each block that has done shares, which have no order: whether all are done. The blocks together add
-// 0, so the word needs no store that clears it.
+// Counts the shares that a block has done, by one thread of each block that has any. True: it is the last one to end.
+// The first block adds its shares less all of them: the sum of all blocks is 0, so no store clears the word.
 GDS_DEVICE bool is_last_of(u32* at, u32 shares, u32 done, bool first) {
     if (done == shares) return true;
     const u32 mine = first ? done - shares : done;
@@ -154,8 +154,8 @@ GDS_DEVICE void step(const StepParts& p) {
 GDS_DEVICE void ready(const ReadyWords& p) {
     gds::launch_dependents();
     const ReadyWord* table = reinterpret_cast<const ReadyWord*>(p.table);
-    // The loads from host memory overlap with the earlier work. A rank was given up before the launch if its
-    // memory is not mapped any more.
+    // The loads from host memory overlap with the earlier work. A rank whose memory is not mapped any more was closed
+    // before the launch.
     auto closed = [&](u32 i) { return i >= p.count || gds::load_relaxed_sys(word_at(table[i].closed)) != 0; };
     bool skip = closed(threadIdx.x);
     gds::await_earlier_work();

@@ -112,7 +112,7 @@ impl Observer for Seen {
     }
 }
 
-/// By mapped memory a step is three kernels, whatever the number of neighbours; by a NIC it has lists.
+/// By mapped memory a step is three kernels; by a NIC it has lists.
 #[test]
 fn step_by_mapped_memory_is_three_kernels() {
     for (path, ranks) in [PathChoice::Ipc, PathChoice::Nic].into_iter().zip([6, 4]) {
@@ -168,7 +168,7 @@ fn step_may_mix_mapped_memory_and_a_nic() {
     }
 }
 
-/// Each rank executes each step by a stream or by the CPU, without regard to the others.
+/// Each rank executes each step by a stream or by the CPU, whatever the others do.
 #[test]
 fn streams_and_the_cpu_take_turns_without_an_agreement() {
     for seed in 0..12 {
@@ -259,7 +259,7 @@ fn rank_that_was_given_up_is_sent_nothing() {
         assert!(rank.host.now().since(start) < limit + secs(2));
         rank.barrier();
         rank.barrier();
-        // The words of the rank, which is ready, are not those of a rank that was given up any more.
+        // The rank is ready: its words are not those of a rank that was given up any more.
         part.halo.ready_on(&stream).unwrap();
         part.halo.send_on(&stream).unwrap();
         part.halo.wait_on(&stream).unwrap();

@@ -501,7 +501,7 @@ pub(crate) struct StepPart {
     pub gate: u64,
     /// A 64-bit word of the rank that is set to the number of the step behind the data; 0: none.
     pub arrived: u64,
-    /// A 64-bit word of this rank that is set to this number then.
+    /// A 64-bit word of this rank that is set to the same number then.
     pub left: u64,
     /// The address of its [`Pieces`], whose fields `arrival` and `result` are 0.
     pub pieces: u64,
@@ -514,14 +514,14 @@ pub(crate) struct StepPart {
     pub reserved: u32,
 }
 
-/// Words that the blocks of a part have for themselves, 0 before the first step.
+/// Words by which the blocks of a part agree, 0 before the first step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
 #[repr(C)]
 pub(crate) struct StepGate {
     /// Twice the number of the last step for which the first block has waited, plus 1 if the rank was
     /// given up.
     pub open: u64,
-    /// The shares that are done, as a sum that ends with 0.
+    /// Counts the shares that are done, less all of them for the first block: 0 at the end.
     pub ended: u32,
     pub reserved: u32,
 }

@@ -6,28 +6,27 @@ use gdsync::gpu::{Dims, Word64};
 use super::{Kernels, Pieces, ReadyWords, StepPart, StepParts};
 use crate::error::Result;
 
-/// Most blocks of a launch, unless it has more parts: as many copy a long message (`Direct`).
+/// Maximum number of blocks of a launch, unless it has more parts: as many as copy a long message (`Direct`).
 const MOST_BLOCKS: u32 = 48;
-/// Most rows of blocks: a row executes several parts, one after the other, if there are more.
+/// Maximum number of rows of blocks. A row executes several parts in turn if there are more parts.
 const MOST_ROWS: u32 = 64;
-/// Bytes from which one more block shares a part: a thread of the first block makes one access.
-const EACH: u64 = 4 << 10;
-/// As [`EACH`], on the software GPU: so short that the pieces of tests are shared.
-const EACH_SOFT: u64 = 64;
+/// Bytes of a share: each thread of a block makes one access.
+const SHARE: u64 = 4 << 10;
+/// The same on the software GPU: so short that tests divide their pieces.
+const SHARE_SOFT: u64 = 64;
 
 impl Kernels {
-    /// Sets the shares of a part, one of `parts`, with these pieces: in proportion to the longest piece,
-    /// some share a piece. Returns the bytes of the longest share of
-    /// a piece.
+    /// Divides a part, one of `parts`, with these pieces into shares. As many of them divide a piece as the
+    /// longest piece needs. Returns the bytes of the longest share of a piece.
     pub fn divide(&self, part: &mut StepPart, pieces: &[Pieces], parts: usize) -> u64 {
-        let each = match self.blocks {
-            1 => EACH_SOFT,
-            _ => EACH,
+        let share = match self.blocks {
+            1 => SHARE_SOFT,
+            _ => SHARE,
         };
         let bytes: u64 = pieces.iter().map(|piece| piece.len).sum();
         let longest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
         let most = (u64::from(MOST_BLOCKS) / parts.max(1) as u64).clamp(1, self.shares.into());
-        let wanted = bytes.div_ceil(each).clamp(1, most);
+        let wanted = bytes.div_ceil(share).clamp(1, most);
         let split = (wanted * longest).div_ceil(bytes.max(1)).max(1);
         let groups = (wanted / split).clamp(1, pieces.len().max(1) as u64);
         part.count = pieces.len() as u32;
@@ -35,7 +34,7 @@ impl Kernels {
         longest.div_ceil(split)
     }
 
-    /// The dimensions of a launch of parts; `longest`: the bytes of the longest share.
+    /// The dimensions of a launch of parts; `longest`: the bytes of the longest share of a piece.
     pub fn step_dims(&self, parts: &[StepPart], longest: u64) -> Dims {
         let shares = parts.iter().map(|part| part.shares).max().unwrap_or(1);
         let rows = (parts.len() as u32).clamp(1, self.blocks.min(MOST_ROWS));

@@ -1,4 +1,4 @@
-//! The parts of a step on a stream with peers whose memory is mapped here: one kernel for each part. It
+//! [`ByKernel`]: the parts of a step on a stream with peers whose memory is mapped here, one kernel each. It
 //! waits for the words of the peers itself, copies between the pieces and the peers' memory, and
 //! stores the words behind the data, so that the stream needs neither memory operations nor puts.
 //!
@@ -6,30 +6,32 @@
 //! the CPU. A peer that was given up is *closed* before the library releases the waits for it, and
 //! before its memory is unmapped: the kernels write nothing to it.
 
+use std::mem::offset_of;
+
 use gdsync::gpu::{Dims, MemoryKind, Region, Word64};
 use gdsync::{Gpu, Stream};
 use zerocopy::IntoBytes;
 
 use super::by_stream::{Open, Refused, on_stale_ready};
-use super::exchange::{Exchange, Move, Parts, Port, Table, WORDS_LEN, table};
+use super::exchange::{Exchange, Move, Parts, Port, Table, WORDS_LEN, moves_table};
 use crate::error::Result;
 use crate::kernels::{Kernels, Pieces, ReadyWord, ReadyWords, StepGate, StepPart, StepParts};
-use crate::path::{Span, of_gpu};
+use crate::path::{Span, check_gpu};
 use crate::region::Strided;
 use crate::request::step::{ExchangeWords, PeerState, parity};
 use crate::two_sided::engine::Engine;
 
-/// Memory of a peer: where it begins, and its bytes.
+/// Parts of a peer's memory: where each begins, and its bytes.
 type Spans = Vec<(Span, u64)>;
 
 /// The steps of an exchange with peers whose memory is mapped. All arrays of two are by parity.
 pub(super) struct ByKernel {
-    /// By peer: the memory of it that kernels write, the words first; `None`: it is not mapped.
-    reached: Vec<Option<[Spans; 2]>>,
+    /// The memory of each peer that kernels write, the words first; `None`: it is not mapped.
+    written: Vec<Option<[Spans; 2]>>,
     ready: [ReadyTable; 2],
-    /// With the data that this rank sends to itself.
+    /// The data that is sent, and the data that this rank sends to itself.
     send: [StepTable; 2],
-    /// With all other data that is unpacked, behind the waits of the stream.
+    /// The data that is received and unpacked. That of the other peers has arrived when the kernel starts.
     receive: [StepTable; 2],
     /// The moves that pack what the other peers are sent.
     pub pack: [Option<Table>; 2],
@@ -69,39 +71,34 @@ impl ByKernel {
                 parts.unpack(&mut unpack, one, staged);
             }
         }
-        let tables = |send: bool, at: usize| {
-            let of_peer = |(peer, port): &(&PeerState, &Port)| {
+        let table = |parts: Vec<_>, rest: &[Move], at: usize| {
+            let rest: Vec<Pieces> = rest.iter().map(|one| one.entry(at)).collect();
+            let own = (!rest.is_empty()).then_some((StepPart::default(), rest));
+            StepTable::new(kernels, gpu, parts.into_iter().chain(own).collect())
+        };
+        let send = |at: usize| {
+            let part = |(peer, port): &(&PeerState, &Port)| {
                 let part = StepPart {
+                    word: peer.ready[at].addr().0,
+                    closed: peer.closed.addr().0,
+                    arrived: port.arrived[at].addr(),
+                    left: peer.left.addr().0,
+                    ..StepPart::default()
+                };
+                (part, sent(parts, peer.rank, port, at))
+            };
+            table(mapped.iter().map(part).collect(), &itself, at)
+        };
+        let receive = |at: usize| {
+            let part = |(peer, _): &(&PeerState, &Port)| {
+                let part = StepPart {
+                    word: peer.arrived[at].addr().0,
                     closed: peer.closed.addr().0,
                     ..StepPart::default()
                 };
-                match send {
-                    true => (
-                        StepPart {
-                            word: peer.ready[at].addr().0,
-                            arrived: port.arrived[at].addr(),
-                            left: peer.left.addr().0,
-                            ..part
-                        },
-                        sent(parts, peer.rank, port, at),
-                    ),
-                    false => (
-                        StepPart {
-                            word: peer.arrived[at].addr().0,
-                            ..part
-                        },
-                        received(parts, peer.rank, at),
-                    ),
-                }
+                (part, received(parts, peer.rank, at))
             };
-            let rest = if send { &itself } else { &unpack };
-            let rest: Vec<Pieces> = rest.iter().map(|one| one.entry(at)).collect();
-            let own = (!rest.is_empty()).then_some((StepPart::default(), rest));
-            StepTable::new(
-                kernels,
-                gpu,
-                mapped.iter().map(of_peer).chain(own).collect(),
-            )
+            table(mapped.iter().map(part).collect(), &unpack, at)
         };
         let ready = |at: usize| {
             let word = |(peer, port): &(&PeerState, &Port)| ReadyWord {
@@ -110,32 +107,32 @@ impl ByKernel {
             };
             ReadyTable::new(gpu, mapped.iter().map(word).collect())
         };
-        let reached = |port: &Port| {
+        let written = |port: &Port| {
             let words = (port.ready[0], WORDS_LEN);
             let data = |at: usize| port.data.iter().map(move |data| (data.to[at], data.len));
-            let reached = [0, 1].map(|at| [words].into_iter().chain(data(at)).collect());
-            is_mapped(port).then_some(reached)
+            let written = [0, 1].map(|at| [words].into_iter().chain(data(at)).collect());
+            is_mapped(port).then_some(written)
         };
         Ok(Some(ByKernel {
-            reached: ports.iter().map(reached).collect(),
+            written: ports.iter().map(written).collect(),
             ready: [ready(0)?, ready(1)?],
-            send: [tables(true, 0)?, tables(true, 1)?],
-            receive: [tables(false, 0)?, tables(false, 1)?],
-            pack: [table(gpu, &pack, 0)?, table(gpu, &pack, 1)?],
+            send: [send(0)?, send(1)?],
+            receive: [receive(0)?, receive(1)?],
+            pack: [moves_table(gpu, &pack, 0)?, moves_table(gpu, &pack, 1)?],
         }))
     }
 
     /// Whether the kernels execute the parts of all peers.
     pub fn has_all(&self) -> bool {
-        self.reached.iter().all(Option::is_some)
+        self.written.iter().all(Option::is_some)
     }
 
     /// Whether the kernels execute the part of this peer, by its position.
     pub fn has(&self, at: usize) -> bool {
-        self.reached[at].is_some()
+        self.written[at].is_some()
     }
 
-    /// Enqueues the ready words of a step.
+    /// Enqueues the kernel that stores the ready words of a step.
     pub fn ready(&self, kernels: &Kernels, stream: &Stream, step: u64) -> Result<()> {
         let params = ReadyWords {
             step,
@@ -147,7 +144,7 @@ impl ByKernel {
         unsafe { kernels.ready(stream, &params) }
     }
 
-    /// Enqueues the data of a step that is sent.
+    /// Enqueues the kernel that sends the data of a step.
     pub fn send(
         &self,
         kernels: &Kernels,
@@ -155,16 +152,15 @@ impl ByKernel {
         step: u64,
         words: &ExchangeWords,
     ) -> Result<()> {
-        // The ready word of two steps before is the same word.
-        let awaited = if on_stale_ready(step) {
-            step.wrapping_sub(2)
-        } else {
-            step
+        let awaited = match on_stale_ready(step) {
+            // The step that used the same word before.
+            true => step.wrapping_sub(2),
+            false => step,
         };
         self.send[parity(step)].launch(kernels, stream, [step, awaited], &words.left)
     }
 
-    /// Enqueues the data of a step that is received; `landing`: the parity of its memory.
+    /// Enqueues the kernel that receives the data of a step; `landing`: the parity of its memory.
     pub fn receive(
         &self,
         kernels: &Kernels,
@@ -176,7 +172,7 @@ impl ByKernel {
     }
 }
 
-/// What the neighbours that are a rank are sent: each its pieces, one behind the other.
+/// The pieces of what this rank sends to the neighbours that are a rank, packed there one behind the other.
 fn sent(parts: &Parts, rank: u32, port: &Port, at: usize) -> Vec<Pieces> {
     let same = parts.others().map(|(one, _)| one);
     let same = same.filter(|one| one.rank == rank && one.sends() > 0);
@@ -191,7 +187,7 @@ fn sent(parts: &Parts, rank: u32, port: &Port, at: usize) -> Vec<Pieces> {
     all
 }
 
-/// What the neighbours that are a rank have sent, if it is not in the memory of their pieces.
+/// The pieces of what the neighbours that are a rank have sent, unless it arrives in its place.
 fn received(parts: &Parts, rank: u32, at: usize) -> Vec<Pieces> {
     let mut all: Vec<Move> = Vec::new();
     for (one, staged) in parts.others().filter(|(one, _)| one.rank == rank) {
@@ -240,17 +236,16 @@ impl StepTable {
             parts.push(part);
             table.extend(pieces);
         }
-        memory.write(
-            0,
-            &bytes_of(&parts, &vec![StepGate::default(); count + 1], &table),
-        )?;
+        let closed_gates = vec![StepGate::default(); count + 1];
+        let bytes = [parts.as_bytes(), closed_gates.as_bytes(), table.as_bytes()].concat();
+        memory.write(0, &bytes)?;
         Ok(StepTable {
             params: StepParts {
                 table: at(0),
                 step: 0,
                 awaited: 0,
                 passed: 0,
-                ended: at(from - size_of::<StepGate>()) + 8,
+                ended: at(gates + count * size_of::<StepGate>() + offset_of!(StepGate, ended)),
                 count: count as u32,
                 shares: parts.iter().map(|part| part.shares).sum(),
             },
@@ -258,11 +253,9 @@ impl StepTable {
             _memory: memory,
         })
     }
-}
 
-impl StepTable {
-    /// Enqueues a step; its kernel waits until the words have reached `awaited`, and stores the number of
-    /// the step in `passed` when all parts have ended.
+    /// Enqueues the kernel, which waits until the words have reached `awaited`, and stores the number of the
+    /// step in `passed` when all parts have ended.
     fn launch(
         &self,
         kernels: &Kernels,
@@ -282,10 +275,6 @@ impl StepTable {
     }
 }
 
-fn bytes_of(parts: &[StepPart], gates: &[StepGate], pieces: &[Pieces]) -> Vec<u8> {
-    [parts.as_bytes(), gates.as_bytes(), pieces.as_bytes()].concat()
-}
-
 /// What the kernel of a part writes to the peers.
 #[derive(Clone, Copy)]
 pub(super) enum Writes {
@@ -295,9 +284,11 @@ pub(super) enum Writes {
 }
 
 impl Open<'_> {
-    /// The kernels of an exchange, if those of all mapped peers run beside the kernels of this rank:
-    /// else they would wait in time slices of one GPU. Closes the peers that are lost, or whose memory that
-    /// the kernel writes is not mapped any more.
+    /// The kernels of an exchange; `None` if those of a mapped peer cannot run at the same time as those of
+    /// this rank: they would wait for each other in time slices of one GPU. Closes the peers that are lost.
+    ///
+    /// # Errors
+    /// The lane to a peer fails if the memory that the kernel writes is not mapped any more.
     pub fn by_kernel<'x>(
         &mut self,
         engine: &Engine,
@@ -308,9 +299,9 @@ impl Open<'_> {
         let Some(by_kernel) = &x.by_kernel else {
             return Ok(None);
         };
-        of_gpu(stream, &engine.gpu, operation).map_err(|e| self.refused(e, false))?;
-        for (peer, reached) in x.words.peers.iter().zip(&by_kernel.reached) {
-            let Some(reached) = reached else {
+        check_gpu(stream, &engine.gpu, operation).map_err(|e| self.refused(e, false))?;
+        for (peer, written) in x.words.peers.iter().zip(&by_kernel.written) {
+            let Some(written) = written else {
                 continue;
             };
             let Some(lane) = self.lane_to(peer.rank) else {
@@ -320,10 +311,10 @@ impl Open<'_> {
             if !lane.runs_beside_peer() {
                 return Ok(None);
             }
-            let spans = match (&reached[parity(step)][..], writes) {
+            let spans = match (&written[parity(step)][..], writes) {
                 (spans, Writes::Data) => spans,
                 (spans, Writes::Ready) => &spans[..1],
-                // The peer may have all that it needs, and have released its memory.
+                // A peer that has all its data may have released its memory.
                 (_, Writes::Nothing) => continue,
             };
             lane.reach(spans)

@@ -126,7 +126,7 @@ impl Open<'_> {
         Some(LaneId { rank, lane })
     }
 
-    /// As [`Open::at`], the lane itself.
+    /// The lane of [`Open::at`].
     pub fn lane_to(&mut self, rank: u32) -> Option<&mut Lane> {
         let at = self.at(rank)?;
         self.state.peers.get_mut(rank)?.link.lane(at.lane)
@@ -219,7 +219,8 @@ impl Engine {
         let step = calls.may_ready(x.ahead)?;
         self.with_lanes(x, on, &mut calls, |open| {
             let by_kernel = open.by_kernel(self, x, stream, (READY, step, Writes::Ready))?;
-            // The puts to others would make the stream count as waiting in front of the kernel.
+            // A plan with puts and a kernel makes the stream count as waiting: beside other peers, all words
+            // are put.
             let by_kernel = by_kernel.filter(|by_kernel| by_kernel.has_all());
             let launch = |stream: &Stream, _: usize| match by_kernel {
                 Some(by_kernel) => by_kernel.ready(self.kernels(READY)?, stream, step),
@@ -353,8 +354,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Prepares the data of a step and the word behind it, to each peer that no kernel sends its data;
-    /// notes how it is sent.
+    /// Prepares puts of the data of a step and the word behind it, to each peer that is not of `by_kernel`.
+    /// Notes how each peer is sent its data.
     pub(super) fn prepare_data(
         &self,
         x: &Exchange,
@@ -447,6 +448,7 @@ fn has(by_kernel: Option<&ByKernel>, at: usize) -> bool {
     by_kernel.is_some_and(|by_kernel| by_kernel.has(at))
 }
 
+/// Whether the mutant sends the data of this step by a ready word of an earlier one.
 pub(super) fn on_stale_ready(step: u64) -> bool {
     on(Mutant::StaleReady) && step > 1
 }

@@ -23,9 +23,13 @@ use crate::wire::control::Neighbour as NeighbourRecord;
 /// Bytes of a word, and number of words that a peer writes: ready and arrival, by parity of the step.
 const WORD: usize = 8;
 const WORDS: usize = 4;
+/// Bytes of these words.
 pub(super) const WORDS_LEN: u64 = (WORDS * WORD) as u64;
-/// Bytes of the words of a peer, and of two more that it does not write: a line of the bus, because
-/// loads of one line by several blocks of a kernel take turns.
+/// Number of words behind them that the peer does not write: that it is closed, and the step that it was
+/// sent.
+const OWN_WORDS: usize = 2;
+/// Bytes from the words of one peer to those of the next: a line of the bus, because loads of one line by
+/// several blocks of a kernel take turns.
 const LINE: usize = 128;
 /// Alignment of the bytes of a neighbour in library memory.
 const ALIGN: usize = 64;
@@ -409,7 +413,8 @@ impl Engine {
     fn words(&self, peers: usize) -> Result<Memory> {
         let len = (peers * LINE).max(LINE);
         let words = Memory::new(self.paths.pinned(len, Rights::Words)?);
-        for (peer, i) in (0..peers).flat_map(|peer| (0..WORDS + 2).map(move |i| (peer, i))) {
+        for (peer, i) in (0..peers).flat_map(|peer| (0..WORDS + OWN_WORDS).map(move |i| (peer, i)))
+        {
             let word = words.region().word64(peer * LINE + i * WORD)?;
             word.store(if i < WORDS { before(i % 2) } else { 0 })?;
         }
@@ -527,7 +532,7 @@ fn moves(
 
 impl Copies {
     pub fn new(gpu: &Gpu, moves: Vec<Move>) -> Result<Copies> {
-        let tables = [table(gpu, &moves, 0)?, table(gpu, &moves, 1)?];
+        let tables = [moves_table(gpu, &moves, 0)?, moves_table(gpu, &moves, 1)?];
         Ok(Copies { moves, tables })
     }
 
@@ -545,7 +550,7 @@ impl Copies {
 }
 
 /// The table of the moves of one parity, in memory of the GPU.
-pub(super) fn table(gpu: &Gpu, moves: &[Move], parity: usize) -> Result<Option<Table>> {
+pub(super) fn moves_table(gpu: &Gpu, moves: &[Move], parity: usize) -> Result<Option<Table>> {
     if moves.is_empty() || !gpu.caps().kernels {
         return Ok(None);
     }

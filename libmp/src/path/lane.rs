@@ -97,7 +97,7 @@ impl Lane {
         self.nic.as_ref().is_some_and(nic::Lane::runs_beside_peer)
     }
 
-    /// Checks that a kernel may copy to these bytes of the peer, each from a destination on.
+    /// Checks that this rank has mapped these spans of the peer's memory.
     ///
     /// # Errors
     /// `PeerFailed` if the lane has failed, or the peer has released the memory: the lane fails then.

@@ -47,7 +47,7 @@ use crate::wire::record::{self, Record};
 pub(crate) use batch::{Batch, Put};
 pub use choice::PathChoice;
 pub(crate) use choice::{Can, Choices, Chosen};
-pub(crate) use copy::{Copier, Exported, Report, of_gpu};
+pub(crate) use copy::{Copier, Exported, Report, check_gpu};
 pub(crate) use ipc::{Named, Shared, export, keys_in, refused};
 pub(crate) use lane::Lane;
 pub(crate) use link::{LANES, Link};

@@ -48,9 +48,9 @@ pub(crate) struct PeerState {
     pub ready: [Word64; 2],
     /// Its arrival words: its data has arrived.
     pub arrived: [Word64; 2],
-    /// Not 0: it was given up. Kernels of steps read it, and write nothing to it then.
+    /// Not 0: the peer was given up, and kernels of steps write nothing to it.
     pub closed: Word64,
-    /// The last step whose data a kernel has written to it.
+    /// The last step whose data a kernel has written to the peer.
     pub left: Word64,
     /// The first step that failed because it was given up, or `u64::MAX`. Relaxed: written and read
     /// under the engine's lock.
@@ -95,7 +95,7 @@ impl PeerState {
         next.min().unwrap_or(u64::MAX)
     }
 
-    /// Makes kernels that have not yet looked for its words write nothing to it.
+    /// Sets `closed`: kernels that read it later write nothing to the peer.
     pub fn close(&self) {
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = self.closed.store(1);
@@ -118,10 +118,10 @@ impl PeerState {
     }
 }
 
-/// How the data of a step goes to a peer.
+/// How a peer is sent the data of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sent {
-    /// Not at all: it was lost before.
+    /// It is not: the peer was lost before.
     Not,
     /// By puts on a lane, of which this is the last.
     Put(u8, Put),
@@ -129,7 +129,7 @@ pub(crate) enum Sent {
     Kernel,
 }
 
-/// The data of the last step that was sent, to each peer.
+/// The last step that was sent, and how each peer was sent its data.
 #[derive(Debug, Default)]
 pub(crate) struct Last {
     pub step: u64,

@@ -425,21 +425,22 @@ impl Lane {
     /// As [`Lane::reach_all`].
     pub fn reach(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
         let of = |put: Put| (self.slots[put.slot()].to, self.slots[put.slot()].len);
-        let reached = self.copier.table.reaches(puts.map(of));
-        self.reached(reached)
+        let all = self.copier.table.reaches(puts.map(of));
+        self.fail_unless(all)
     }
 
-    /// Checks that this rank has mapped these bytes of the peer, each from a destination on.
+    /// Checks that this rank has mapped these spans of the peer's memory.
     ///
     /// # Errors
     /// `PeerFailed` if the peer has released the memory; the lane fails then.
     pub fn reach_all(&mut self, spans: impl Iterator<Item = (Span, u64)>) -> Result<()> {
-        let reached = self.copier.table.reaches(spans);
-        self.reached(reached)
+        let all = self.copier.table.reaches(spans);
+        self.fail_unless(all)
     }
 
-    fn reached(&mut self, all: bool) -> Result<()> {
-        if !all {
+    /// Fails the lane unless all memory is mapped.
+    fn fail_unless(&mut self, mapped: bool) -> Result<()> {
+        if !mapped {
             self.fail(Status::REMOTE_ACCESS);
         }
         self.check("post request")

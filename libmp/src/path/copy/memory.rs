@@ -77,7 +77,7 @@ impl Table {
         regions.registered.iter().filter_map(known).collect()
     }
 
-    /// Whether all of these bytes, each from a destination on, can be reached.
+    /// Whether the bytes of all spans, each from its destination on, are mapped.
     pub fn reaches(&self, mut spans: impl Iterator<Item = (Span, u64)>) -> bool {
         let regions = self.lock();
         spans.all(|(to, len)| regions.of(to, len).is_some())

@@ -39,7 +39,7 @@ pub(crate) use memory::{Keys, Piece, Remote, Span};
 pub(crate) use put::Put;
 pub(crate) use reports::Report;
 use reports::Reports;
-pub(crate) use stream::{Item, Tasks, launches, of_gpu, post_puts};
+pub(crate) use stream::{Item, Tasks, check_gpu, launches, post_puts};
 
 /// The objects that the lanes of copies share. Clones refer to the same objects.
 #[derive(Clone, Debug)]

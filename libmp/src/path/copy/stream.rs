@@ -284,9 +284,11 @@ fn of_mut<'l>(lanes: &'l mut [&mut Lane], put: Put) -> Option<&'l mut Lane> {
     lane.map(|lane| &mut **lane)
 }
 
+/// Checks that a stream belongs to a GPU.
+///
 /// # Errors
-/// `Foreign` if the stream belongs to another GPU.
-pub(crate) fn of_gpu(stream: &Stream, gpu: &Gpu, operation: &'static str) -> Result<()> {
+/// `Foreign` if it belongs to another one.
+pub(crate) fn check_gpu(stream: &Stream, gpu: &Gpu, operation: &'static str) -> Result<()> {
     if stream.gpu().is(gpu) {
         return Ok(());
     }
@@ -306,7 +308,7 @@ fn ready(stream: &Stream, lanes: &[&mut Lane]) -> Result<Arc<Kernels>> {
         lane.check(POST)?;
     }
     uncaptured(stream, POST)?;
-    of_gpu(stream, &copier.gpu, POST)?;
+    check_gpu(stream, &copier.gpu, POST)?;
     copier.kernels.clone().ok_or_else(|| {
         let what = "the GPU runs no kernels; a stream needs them to send to a rank of its host; \
                     post the request from the CPU";
