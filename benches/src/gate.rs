@@ -93,7 +93,7 @@ impl Bell {
         }
     }
 
-    /// As [`Bell::poll_nth`], and leaves the processor to the devices: returns up to about 0.1 ms later.
+    /// As [`Bell::poll_nth`], but leaves the processor to the devices, and returns up to about 0.1 ms late.
     pub fn await_nth(&self, n: u32, deadline: Instant) -> Result<()> {
         while self.word.load()? < n {
             ensure!(Instant::now() < deadline, "the time limit expired");

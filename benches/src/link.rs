@@ -20,8 +20,12 @@ const NAP: Duration = Duration::from_micros(200);
 enum Transport {
     /// A rank's end of a socket pair. Messages are a length (32 bits, little-endian) and bytes.
     Socket(UnixStream),
-    /// Control messages to and from this rank under this topic, which no other rank uses with this one.
-    Bootstrap(Arc<dyn Bootstrap>, u32, u64),
+    /// Control messages between this rank and `peer`.
+    Bootstrap {
+        bootstrap: Arc<dyn Bootstrap>,
+        peer: u32,
+        topic: u64,
+    },
 }
 
 /// A rank's link to the other one.
@@ -42,14 +46,18 @@ impl Link {
         }
     }
 
-    /// A link to the rank `peer` of a job, under the topic `name`, which no other link has.
+    /// A link to the rank `peer` of a job, under the topic `name`, which no other link of these ranks has.
     pub fn over(bootstrap: &Arc<dyn Bootstrap>, peer: u32, name: &str, deadline: Instant) -> Link {
         let mut topic = [0; 8];
         for (i, byte) in name.bytes().enumerate() {
             topic[i % 8] ^= byte.rotate_left(i as u32 / 8);
         }
         Link {
-            transport: Transport::Bootstrap(Arc::clone(bootstrap), peer, u64::from_le_bytes(topic)),
+            transport: Transport::Bootstrap {
+                bootstrap: Arc::clone(bootstrap),
+                peer,
+                topic: u64::from_le_bytes(topic),
+            },
             deadline,
             barriers: 0,
         }
@@ -74,9 +82,11 @@ impl Link {
     fn exchange_bytes(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
         match &mut self.transport {
             Transport::Socket(socket) => talk_over(socket, mine, self.deadline),
-            Transport::Bootstrap(bootstrap, peer, topic) => {
-                meet_over(&**bootstrap, *peer, *topic, mine, self.deadline)
-            }
+            Transport::Bootstrap {
+                bootstrap,
+                peer,
+                topic,
+            } => meet_over(&**bootstrap, *peer, *topic, mine, self.deadline),
         }
     }
 }
@@ -113,7 +123,7 @@ fn talk_over(socket: &mut UnixStream, mine: &[u8], deadline: Instant) -> Result<
 
 fn meet_over(
     bootstrap: &dyn Bootstrap,
-    other: u32,
+    peer: u32,
     topic: u64,
     mine: &[u8],
     deadline: Instant,
@@ -123,10 +133,10 @@ fn meet_over(
         "a message of {} bytes",
         mine.len()
     );
-    bootstrap.send(other, topic, mine)?;
+    bootstrap.send(peer, topic, mine)?;
     loop {
         // Checked first: the peer's last message is received before its end is reported.
-        let gone = bootstrap.gone(other);
+        let gone = bootstrap.gone(peer);
         match bootstrap.receive(topic)? {
             Some((_, theirs)) => return Ok(theirs),
             None if gone => bail!("it has ended"),

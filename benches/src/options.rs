@@ -161,7 +161,7 @@ pub enum Ranks {
     Launched,
 }
 
-/// Options about how ranks run.
+/// The options that say how ranks are started.
 #[derive(Clone, Copy, Debug, Default, Args, Serialize, Deserialize)]
 pub struct Launch {
     /// Runs the ranks as threads of this process.
@@ -174,7 +174,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// How the ranks run.
+    /// How the ranks are started.
     pub fn ranks(self) -> Ranks {
         match (self.threads, self.launched) {
             (true, _) => Ranks::Threads,

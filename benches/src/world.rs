@@ -24,8 +24,7 @@ use crate::store::Store;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs `job` on two ranks; calls `progress` with their notes of progress and parts. Returns the
-/// result of each rank. `None`: this process is a rank that a launcher started, and rank 0 has the
-/// results.
+/// result of each rank; `None` in the ranks of a launcher other than rank 0, which has the results.
 ///
 /// # Errors
 /// A rank failed or died, or the time limit expired. No process is left behind.
@@ -77,7 +76,7 @@ pub fn run_many<R: DeserializeOwned>(
     results.context("no results")
 }
 
-/// Runs `job` on `count` ranks; only mp connects them. Returns what [`run`] returns.
+/// As [`run`], on `count` ranks, which only mp connects.
 ///
 /// # Errors
 /// As [`run`].
@@ -183,7 +182,7 @@ fn launched(
         "a job of {size} ranks: {count} are needed, named by a launcher or MP_RANK and MP_SIZE"
     );
     let (sender, notes) = channel();
-    // To the other rank, in a job of two.
+    // Only jobs of two ranks use it.
     let link = Link::over(&bootstrap, number ^ 1, "mpbench", deadline);
     let rank = Rank::new(number, link, deadline, Outbox::Channel(sender));
     rank.with_bootstrap(Some(Arc::clone(&bootstrap))).work(job);
