@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use gds_step::Mutex;
 
 use super::Broken;
+use super::bundle;
 use super::dial::{fill, put};
 use super::greeting::{CLAIM, Claim, OPENING, Session, Verdict, opening, read_opening};
 use super::poller::Interest;
@@ -277,7 +278,7 @@ impl Acceptor {
                 proven.answer(Verdict::Welcome).ok()?;
             }
             let streams = early.sockets.drain(..).map(|proven| proven.stream);
-            Some(wire::over(streams.collect(), &self.shared.poller))
+            Some(bundle::over(streams.collect(), &self.shared.poller))
         };
         relay.with(|relay| relay.queues.offer(early.number, claim, keys, open))
     }

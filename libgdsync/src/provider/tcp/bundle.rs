@@ -1,17 +1,19 @@
-//! [`Bundle`]: several sockets as one connection, for networks that limit the rate of one.
+//! [`over`]: several sockets as one connection, for networks that limit the rate of one.
 //!
 //! The stream of bytes is cut into stripes of [`STRIPE`] bytes, and the sockets carry them in turn. Both
 //! sides count the bytes, so a stripe needs no head, and everything above sees one stream.
 
 use std::io;
 use std::mem;
+use std::net::TcpStream;
 
 use smallvec::SmallVec;
 
+use super::poller::Poller;
 use super::wire::{Socket, Wire, iovec, piece};
 
 /// Bytes of a stripe.
-pub const STRIPE: usize = 128 * 1024;
+const STRIPE: usize = 128 * 1024;
 
 /// The socket that has the next byte of a direction, and the rest of its stripe.
 struct Turn {
@@ -39,9 +41,9 @@ impl Turn {
     }
 }
 
-/// The poller reports bytes only of the socket that is read: those of later stripes would keep the thread
-/// awake.
-pub struct Bundle {
+/// A connection by several sockets. The poller reports bytes only of the one that is read: those of later
+/// stripes would keep the thread awake.
+struct Bundle {
     sockets: Vec<Socket>,
     read: Turn,
     write: Turn,
@@ -98,10 +100,20 @@ fn by_stripes(
     }
 }
 
+/// A connection by these sockets, in the order of their places.
+pub fn over(streams: Vec<TcpStream>, poller: &Poller) -> Box<dyn Wire> {
+    let socket = |stream| Socket::over(stream, poller);
+    let sockets: Vec<Socket> = streams.into_iter().map(socket).collect();
+    match <[Socket; 1]>::try_from(sockets) {
+        Ok([one]) => Box::new(one),
+        Err(sockets) => Box::new(Bundle::of(sockets)),
+    }
+}
+
 impl Bundle {
     /// A connection by two sockets or more, in the same order on both sides.
-    pub fn of(mut sockets: Vec<Socket>) -> Bundle {
-        for later in &mut sockets[1..] {
+    fn of(mut sockets: Vec<Socket>) -> Bundle {
+        for later in sockets.iter_mut().skip(1) {
             later.want_bytes(false);
         }
         Bundle {
@@ -176,13 +188,12 @@ impl Wire for Bundle {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpListener;
     use std::thread::sleep;
     use std::time::Duration;
 
     use super::*;
-    use crate::provider::tcp::poller::{Interest, Poller};
-    use crate::provider::tcp::wire;
+    use crate::provider::tcp::poller::Interest;
 
     const SOCKETS: usize = 3;
 
@@ -205,7 +216,7 @@ mod tests {
             stream.set_nonblocking(true).unwrap();
             poller.add(stream, Interest::BYTES).unwrap();
         }
-        wire::over(streams, poller)
+        over(streams, poller)
     }
 
     fn read(wire: &mut dyn Wire, bytes: &mut [u8]) -> io::Result<usize> {

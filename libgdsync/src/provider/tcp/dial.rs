@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::Broken;
+use super::bundle;
 use super::greeting::{
     CLAIM, Claim, Key, Nonce, OPENING, Session, VERDICT, Verdict, opening, read_opening,
 };
@@ -119,7 +120,7 @@ impl Dial {
                 let keys = keys?;
                 let sockets = self.attempt.take()?.sockets.into_iter();
                 let streams = sockets.map(|socket| socket.stream).collect();
-                Some((wire::over(streams, &self.poller), keys))
+                Some((bundle::over(streams, &self.poller), keys))
             }
             Err(why) => {
                 self.again(now, why);

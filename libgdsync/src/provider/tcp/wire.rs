@@ -10,7 +10,6 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with, sockopt};
 
-use super::bundle::Bundle;
 use super::poller::{Interest, Poller};
 
 /// Memory that a call of the system reads or writes. Devices may use it at the same time, so it is no
@@ -195,17 +194,6 @@ impl Wire for Socket {
 
     fn close(self: Box<Self>) {
         self.end();
-    }
-}
-
-/// A connection by these sockets, in the order of their places.
-pub fn over(streams: Vec<TcpStream>, poller: &Poller) -> Box<dyn Wire> {
-    let mut sockets = streams
-        .into_iter()
-        .map(|stream| Socket::over(stream, poller));
-    match (sockets.len(), sockets.next()) {
-        (1, Some(one)) => Box::new(one),
-        (_, one) => Box::new(Bundle::of(one.into_iter().chain(sockets).collect())),
     }
 }
 
