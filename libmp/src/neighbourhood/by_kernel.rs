@@ -236,8 +236,8 @@ impl StepTable {
             parts.push(part);
             table.extend(pieces);
         }
-        let closed_gates = vec![StepGate::default(); count + 1];
-        let bytes = [parts.as_bytes(), closed_gates.as_bytes(), table.as_bytes()].concat();
+        let new_gates = vec![StepGate::default(); count + 1];
+        let bytes = [parts.as_bytes(), new_gates.as_bytes(), table.as_bytes()].concat();
         memory.write(0, &bytes)?;
         Ok(StepTable {
             params: StepParts {
