@@ -3,7 +3,10 @@
 mod common;
 mod verbs_device;
 
+use std::time::Instant;
+
 use common::*;
+use gdsync::gpu::Condition;
 use gdsync::rdma::{Field, TcpOptions};
 
 /// A device of a job whose devices all have this key, on the loopback interface.
@@ -112,6 +115,49 @@ fn requests_pass_messages_that_wait_for_a_receive() {
     a.wait(second, LIMIT).unwrap();
     b.complete(&Work::write(&back, to_near));
     assert_eq!(&near.region().bytes(128), b"from b, ");
+}
+
+/// The thread of the GPU polls the queue pairs only while a stream waits. That of the device must not
+/// sleep until a time limit then, although it slept when the post was enqueued.
+#[test]
+fn a_post_behind_the_last_wait_is_sent_soon() {
+    const ROUNDS: u32 = 15;
+    let gpu = Gpu::soft().unwrap();
+    let (mut a, b) = apart(&gpu, &QpConfig::default());
+    let [near, far] = [&a, &b].map(|qp| memory_of(qp, 64));
+    let to_far = far.remote().span(0, 4).unwrap();
+    let streams = [(); 2].map(|()| gpu.stream().unwrap());
+    let gates = [(); 2].map(|()| gpu.word());
+    let moment = || std::thread::sleep(Duration::from_millis(2));
+    let mut times = Vec::new();
+    for round in 1..=ROUNDS {
+        let open = |gate| Descriptor::wait_value(gate, Condition::Geq, round);
+        near.region().write(0, &round.to_le_bytes()).unwrap();
+        moment();
+        post_on(&streams[0], &mut [], &[open(&gates[0])]).unwrap();
+        moment();
+        let from = [near.sge(0, 4)];
+        let write = a.prepare(&Work::write(&from, to_far).signaled()).unwrap();
+        let list = [open(&gates[1]), Descriptor::Send(write)];
+        a.post_on(&streams[1], &list).unwrap();
+        moment();
+        let start = Instant::now();
+        for gate in &gates {
+            gate.store(round).unwrap();
+        }
+        // A thread that waits by a call of the library would send it.
+        while far.region().bytes(0) != round.to_le_bytes() {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        times.push(start.elapsed());
+        a.wait(write, LIMIT).unwrap();
+    }
+    times.sort();
+    // The time limit of the sleep is 100 ms.
+    assert!(
+        times[times.len() / 2] < Duration::from_millis(30),
+        "{times:?}"
+    );
 }
 
 /// The peer is alive, although it takes the message much later than the connection's time limit.

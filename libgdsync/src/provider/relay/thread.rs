@@ -191,6 +191,15 @@ impl<S: Source + 'static> Common<S> {
         }
     }
 
+    /// As [`Common::ring`], unless the thread naps: then it looks for work after [`ASSISTED`] at the
+    /// latest. Call it behind the lock of the queue pair that has the work: the thread has stored its
+    /// state before it looks there.
+    pub fn ring_sleeper(&self) {
+        if self.state.load(Ordering::Relaxed) == SLEEPS {
+            self.ring();
+        }
+    }
+
     /// Ends the thread.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
@@ -225,8 +234,8 @@ impl<S: Source + 'static> Common<S> {
         // Work may leave a rest that no event announces, such as counts for the peer. A thread that naps
         // does it after the lease. One that sleeps has stored that state before it armed the queue
         // pairs, under whose locks work and arming have an order.
-        if round == Round::Busy && self.state.load(Ordering::Relaxed) == SLEEPS {
-            self.ring();
+        if round == Round::Busy {
+            self.ring_sleeper();
         }
         round
     }

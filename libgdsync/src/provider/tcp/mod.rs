@@ -509,10 +509,12 @@ impl Nic for TcpNic {
     fn expect(&self, qpn: u32, send: u32, recv: u32) {
         if let Ok(relay) = self.relay(qpn, "expect posts") {
             relay.with(|relay| relay.expect(send, recv));
-            // An assistant finds the posts, as long as a stream waits; the thread naps meanwhile.
+            // An assistant finds the posts, as long as a stream waits; the thread naps meanwhile, and finds
+            // those behind the last wait.
             let assisted = |(_, gpu): &(_, Gpu)| gpu.runtime().waits();
-            if !self.assistant.as_ref().is_some_and(assisted) {
-                self.common.ring();
+            match self.assistant.as_ref().is_some_and(assisted) {
+                true => self.common.ring_sleeper(),
+                false => self.common.ring(),
             }
         }
     }
