@@ -7,6 +7,7 @@ use std::io;
 use std::mem;
 use std::net::TcpStream;
 
+use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::poller::Poller;
@@ -49,6 +50,8 @@ struct Bundle {
     write: Turn,
     /// Whether the poller reported a socket that is not read, which may have failed.
     suspect: bool,
+    /// The error of such a socket: the system reports it once.
+    failed: Option<Errno>,
 }
 
 /// The memory behind its first `skip` bytes, at most `most` bytes.
@@ -121,16 +124,17 @@ impl Bundle {
             read: Turn::FIRST,
             write: Turn::FIRST,
             suspect: false,
+            failed: None,
         }
     }
 
     /// The error of a socket, if the poller reported one that is not read. The end of a peer's bytes is no
     /// error: those of earlier stripes may still arrive.
     fn failure(&mut self) -> Option<io::Error> {
-        match mem::take(&mut self.suspect) {
-            true => self.sockets.iter().find_map(Socket::failure),
-            false => None,
+        if mem::take(&mut self.suspect) && self.failed.is_none() {
+            self.failed = self.sockets.iter().find_map(Socket::failure);
         }
+        self.failed.map(io::Error::from)
     }
 }
 
@@ -309,7 +313,13 @@ mod tests {
         // Linux resets a connection that is disconnected like this.
         rustix::net::connect_unspec(&theirs[2]).unwrap();
         assert_eq!(outcome(&mut *wire, &poller).unwrap(), 5);
-        let failed = outcome(&mut *wire, &poller).map_err(|e| e.kind());
+        let reset = |outcome: io::Result<usize>| outcome.map_err(|e| e.kind());
+        let failed = reset(outcome(&mut *wire, &poller));
+        assert_eq!(failed, Err(io::ErrorKind::ConnectionReset));
+        // A queue pair whose bytes are being copied ends the connection later.
+        poller.look();
+        wire.may_read();
+        let failed = reset(read(&mut *wire, &mut [0; 8]));
         assert_eq!(failed, Err(io::ErrorKind::ConnectionReset));
     }
 

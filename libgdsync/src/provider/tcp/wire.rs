@@ -107,10 +107,10 @@ impl Socket {
     }
 
     /// The error of the connection, if it has failed.
-    pub fn failure(&self) -> Option<io::Error> {
+    pub fn failure(&self) -> Option<Errno> {
         match sockopt::socket_error(&self.read) {
             Ok(Ok(())) => None,
-            Ok(Err(e)) | Err(e) => Some(e.into()),
+            Ok(Err(e)) | Err(e) => Some(e),
         }
     }
 
