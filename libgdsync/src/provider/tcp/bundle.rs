@@ -15,6 +15,9 @@ use super::wire::{Socket, Wire, iovec, piece};
 
 /// Bytes of a stripe.
 const STRIPE: usize = 128 * 1024;
+/// A call ends with the stripe in which it has moved this many bytes: a peer that is as fast as this side
+/// would not let it end, and other queue pairs wait.
+const MOST: usize = 4 * STRIPE;
 
 /// The socket that has the next byte of a direction, and the rest of its stripe.
 struct Turn {
@@ -71,8 +74,9 @@ fn part(memory: &[iovec], mut skip: usize, mut most: usize) -> SmallVec<[iovec; 
 }
 
 /// Moves the bytes of `memory` by `transfer`, a stripe at a time, until one call moves fewer than it is
-/// given. Calls `turned` with the sockets of a stripe that ends and of the next one. Returns the number of
-/// bytes. An error behind moved bytes is left to the next call, which finds it or the end of the bytes.
+/// given, or [`MOST`] are moved. Calls `turned` with the sockets of a stripe that ends and of the next one.
+/// Returns the number of bytes. An error behind moved bytes is left to the next call, which finds it or
+/// the end of the bytes.
 fn by_stripes(
     memory: &[iovec],
     sockets: &mut [Socket],
@@ -84,7 +88,7 @@ fn by_stripes(
     loop {
         let part = part(memory, done, turn.left);
         let given: usize = part.iter().map(|part| part.iov_len).sum();
-        if given == 0 {
+        if given == 0 || done >= MOST {
             return Ok(done);
         }
         match transfer(&mut sockets[turn.socket], &part) {
@@ -302,6 +306,26 @@ mod tests {
         assert!(!poller.is_ready());
         theirs[1].write_all(b".").unwrap();
         assert_eq!(outcome(&mut *wire, &poller).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_call_ends_although_the_sockets_take_more() {
+        let poller = Poller::new().unwrap();
+        let [ours, _theirs] = pairs();
+        let mut sockets: Vec<_> = ours
+            .into_iter()
+            .map(|stream| Sockets::over(stream, &poller))
+            .collect();
+        let mut turn = Turn::FIRST;
+        let all = |_: &mut Sockets, part: &[iovec]| Ok(part.iter().map(|part| part.iov_len).sum());
+        let mut move_from = |bytes: &[u8]| {
+            let memory = [piece(bytes.as_ptr(), bytes.len())];
+            by_stripes(&memory, &mut sockets, &mut turn, all, |_, _, _| {}).unwrap()
+        };
+        let bytes = vec![0; 3 * MOST];
+        assert_eq!(move_from(&bytes[..7]), 7);
+        assert_eq!(move_from(&bytes), MOST + STRIPE - 7);
+        assert_eq!(move_from(&bytes), MOST);
     }
 
     #[test]
