@@ -4,7 +4,7 @@ mod common;
 mod tcp_rig;
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 
 use common::*;
 use gdsync::internals::tcp::{CLAIM, Claim, OPENING, Session, VERDICT, Verdict};
@@ -122,8 +122,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn new(at: SocketAddr, claim: &Claim) -> Waiting {
-        let (mut stream, ours, theirs) = speaker::open(at);
+    fn new((mut stream, ours, theirs): speaker::Opened, claim: &Claim) -> Waiting {
         let session = Session::new(KEY, [ours, theirs.unwrap()]);
         let claim = session.claim(claim);
         stream.write_all(&claim).unwrap();
@@ -155,7 +154,7 @@ fn connection_waits_for_each_of_its_own_sockets() {
         sockets: 2,
         ..speaker::claim_to(&there)
     };
-    let greet = |claim: Claim| Waiting::new(socket(&there), &claim);
+    let greet = |claim: Claim| Waiting::new(speaker::open(socket(&there)), &claim);
     let mut first = greet(claim);
     // The same place again, the second socket of another attempt, and of another connection.
     let other = |attempt, sockets| Claim {
@@ -175,4 +174,32 @@ fn connection_waits_for_each_of_its_own_sockets() {
     // A socket that its connection does not have.
     let (_, verdict) = Speaker::greet(socket(&there), KEY, &claim.at(2));
     assert_eq!(verdict, None);
+}
+
+/// All sockets of some large connections are there before the first proof.
+#[test]
+fn greetings_of_many_sockets_may_take_a_while() {
+    let gpu = Gpu::soft().unwrap();
+    let [device, _] = devices(&gpu, false);
+    let mut sides: Vec<_> = (0..8)
+        .map(|_| Side::new(&device, &QpConfig::default()))
+        .collect();
+    let mut opened = Vec::new();
+    for side in &mut sides {
+        side.qp.connect(&speaker::address()).unwrap();
+        let there = side.qp.address();
+        let claim = Claim {
+            sockets: 16,
+            ..speaker::claim_to(&there)
+        };
+        for at in 0..claim.sockets {
+            opened.push((speaker::open(socket(&there)), claim.at(at)));
+        }
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let greet = |(opened, claim)| Waiting::new(opened, &claim);
+    let mut waiting: Vec<_> = opened.into_iter().map(greet).collect();
+    for socket in &mut waiting {
+        assert_eq!(socket.verdict(LIMIT), Some(Verdict::Welcome));
+    }
 }

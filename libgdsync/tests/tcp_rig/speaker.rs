@@ -38,8 +38,11 @@ pub fn claim_to(address: &QpAddress) -> Claim {
     Claim::new(end_of(address), OWN, false)
 }
 
+/// A connection with the random numbers of both sides.
+pub type Opened = (TcpStream, [u8; 32], Option<[u8; 32]>);
+
 /// Connects, and sends the opening; returns what the device answers, if it does.
-pub fn open(at: SocketAddr) -> (TcpStream, [u8; 32], Option<[u8; 32]>) {
+pub fn open(at: SocketAddr) -> Opened {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -65,11 +68,7 @@ impl Speaker {
     }
 
     /// As [`Speaker::greet`], on a connection whose opening was answered.
-    pub fn claim(
-        opened: (TcpStream, [u8; 32], Option<[u8; 32]>),
-        key: [u8; 32],
-        claim: &Claim,
-    ) -> (Speaker, Option<Verdict>) {
+    pub fn claim(opened: Opened, key: [u8; 32], claim: &Claim) -> (Speaker, Option<Verdict>) {
         let (mut stream, ours, theirs) = opened;
         let session = Session::new(key, [ours, theirs.expect("an opening")]);
         let bytes: [u8; CLAIM] = session.claim(claim);

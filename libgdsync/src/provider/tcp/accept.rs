@@ -22,9 +22,9 @@ use super::wire;
 use crate::provider::relay::thread::{SharedRelay, Source};
 
 /// Maximum number of sockets without a proof; beyond it the oldest is closed, after a time in which a
-/// proof may arrive.
-const UNPROVEN: usize = 64;
-const ARRIVAL: Duration = Duration::from_millis(5);
+/// proof may arrive: a connection by many sockets needs the proofs of all of them.
+const UNPROVEN: usize = 256;
+const ARRIVAL: Duration = Duration::from_millis(20);
 /// Time limit of a socket until its proof.
 const PROOF: Duration = Duration::from_secs(5);
 /// Maximum number of connections with proofs that wait for further sockets or for their queue pair, and
@@ -216,7 +216,11 @@ impl Acceptor {
             let Some(mut waiting) = pending.unproven.pop_front() else {
                 break;
             };
-            match waiting.step(&self.shared) {
+            let step = match self.shared.poller.take(&waiting.stream) {
+                true => waiting.step(&self.shared),
+                false => Ok(None),
+            };
+            match step {
                 Ok(None) if waiting.since.elapsed() < PROOF => {
                     pending.unproven.push_back(waiting);
                 }
