@@ -16,7 +16,7 @@ use super::Broken;
 use super::bundle;
 use super::dial::{fill, put};
 use super::greeting::{CLAIM, Claim, OPENING, Session, Verdict, opening, read_opening};
-use super::poller::Interest;
+use super::poller::{Interest, Polled};
 use super::queues::{Offer, Shared, TcpQueues};
 use super::wire;
 use crate::provider::relay::thread::{SharedRelay, Source};
@@ -45,7 +45,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 struct Unproven {
     /// Its number in the order in which sockets were accepted.
     number: u64,
-    stream: TcpStream,
+    stream: Polled<TcpStream>,
     since: Instant,
     got: Vec<u8>,
     session: Option<Session>,
@@ -53,7 +53,7 @@ struct Unproven {
 
 /// A socket with a proof.
 struct Proven {
-    stream: TcpStream,
+    stream: Polled<TcpStream>,
     session: Session,
     bytes: [u8; CLAIM],
     claim: Claim,
@@ -104,7 +104,7 @@ struct Pending {
 pub struct Acceptor {
     pub name: String,
     pub shared: Arc<Shared>,
-    listener: TcpListener,
+    listener: Polled<TcpListener>,
     pending: Mutex<Pending>,
     /// Counts the rounds over the queue pairs; relaxed, because only the pace depends on it.
     rounds: AtomicU32,
@@ -159,11 +159,10 @@ impl Acceptor {
     pub fn new(name: String, shared: Arc<Shared>, listener: TcpListener) -> io::Result<Acceptor> {
         listener.set_nonblocking(true)?;
         rustix::net::listen(&listener, BACKLOG)?;
-        shared.poller.add(&listener, Interest::BYTES)?;
         Ok(Acceptor {
             name,
+            listener: shared.poller.add(listener, Interest::BYTES)?,
             shared,
-            listener,
             pending: Mutex::default(),
             rounds: AtomicU32::new(0),
             qps: Mutex::default(),
@@ -184,17 +183,17 @@ impl Acceptor {
                 Err(e) => {
                     if e.kind() != io::ErrorKind::WouldBlock {
                         // The connection stays in the system's queue, and would keep the thread awake.
-                        self.shared.poller.ignore(&self.listener);
+                        self.shared.poller.ignore(&*self.listener);
                         pending.refused = Some(Instant::now());
                     }
                     return count > 0;
                 }
             };
             let ready = stream.set_nonblocking(true);
-            let added = ready.and_then(|()| self.shared.poller.add(&stream, Interest::BYTES));
-            if added.is_err() {
+            let added = ready.and_then(|()| self.shared.poller.add(stream, Interest::BYTES));
+            let Ok(stream) = added else {
                 continue;
-            }
+            };
             if full {
                 pending.unproven.pop_front();
             }
@@ -216,7 +215,7 @@ impl Acceptor {
             let Some(mut waiting) = pending.unproven.pop_front() else {
                 break;
             };
-            let step = match self.shared.poller.take(&waiting.stream) {
+            let step = match self.shared.poller.take(&*waiting.stream) {
                 true => waiting.step(&self.shared),
                 false => Ok(None),
             };
@@ -291,7 +290,7 @@ impl Acceptor {
     fn is_silent(&self, early: &Early) -> bool {
         let none = |e: io::Error| e.kind() == io::ErrorKind::WouldBlock;
         early.sockets.iter().all(|Proven { stream, .. }| {
-            !self.shared.poller.take(stream) || stream.peek(&mut [0]).is_err_and(none)
+            !self.shared.poller.take(&**stream) || stream.peek(&mut [0]).is_err_and(none)
         })
     }
 
@@ -343,9 +342,9 @@ impl Source for Acceptor {
         let again = pending.refused.is_some_and(over);
         if again {
             pending.refused = None;
-            self.shared.poller.set(&self.listener, Interest::BYTES);
+            self.shared.poller.set(&*self.listener, Interest::BYTES);
         }
-        let news = self.shared.poller.take(&self.listener);
+        let news = self.shared.poller.take(&*self.listener);
         self.shared.poller.sweep(news);
         let mut busy = (news || again) && pending.refused.is_none() && self.accept(pending);
         busy |= self.read_proofs(pending);

@@ -10,7 +10,7 @@ use std::net::TcpStream;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
-use super::poller::Poller;
+use super::poller::{Polled, Poller};
 use super::wire::{Socket, Wire, iovec, piece};
 
 /// Bytes of a stripe.
@@ -108,7 +108,7 @@ fn by_stripes(
 }
 
 /// A connection by these sockets, in the order of their places.
-pub fn over(streams: Vec<TcpStream>, poller: &Poller) -> Box<dyn Wire> {
+pub fn over(streams: Vec<Polled<TcpStream>>, poller: &Poller) -> Box<dyn Wire> {
     let socket = |stream| Socket::over(stream, poller);
     let sockets: Vec<Socket> = streams.into_iter().map(socket).collect();
     match <[Socket; 1]>::try_from(sockets) {
@@ -220,11 +220,11 @@ mod tests {
     }
 
     fn bundle(streams: Vec<TcpStream>, poller: &Poller) -> Box<dyn Wire> {
-        for stream in &streams {
+        let polled = |stream: TcpStream| {
             stream.set_nonblocking(true).unwrap();
-            poller.add(stream, Interest::BYTES).unwrap();
-        }
-        over(streams, poller)
+            poller.add(stream, Interest::BYTES).unwrap()
+        };
+        over(streams.into_iter().map(polled).collect(), poller)
     }
 
     fn read(wire: &mut dyn Wire, bytes: &mut [u8]) -> io::Result<usize> {
@@ -314,10 +314,11 @@ mod tests {
         let [ours, _theirs] = pairs();
         let mut sockets: Vec<_> = ours
             .into_iter()
-            .map(|stream| Sockets::over(stream, &poller))
+            .map(|stream| poller.add(stream, Interest::BYTES).unwrap())
+            .map(|stream| Socket::over(stream, &poller))
             .collect();
         let mut turn = Turn::FIRST;
-        let all = |_: &mut Sockets, part: &[iovec]| Ok(part.iter().map(|part| part.iov_len).sum());
+        let all = |_: &mut Socket, part: &[iovec]| Ok(part.iter().map(|part| part.iov_len).sum());
         let mut move_from = |bytes: &[u8]| {
             let memory = [piece(bytes.as_ptr(), bytes.len())];
             by_stripes(&memory, &mut sockets, &mut turn, all, |_, _, _| {}).unwrap()

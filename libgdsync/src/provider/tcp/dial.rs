@@ -9,7 +9,7 @@ use super::bundle;
 use super::greeting::{
     CLAIM, Claim, Key, Nonce, OPENING, Session, VERDICT, Verdict, opening, read_opening,
 };
-use super::poller::{Interest, Poller};
+use super::poller::{Interest, Polled, Poller};
 use super::wire::{self, Wire};
 
 /// The time between two attempts: the first, and the longest.
@@ -40,7 +40,7 @@ struct Attempt {
 
 /// A socket of an attempt, with its part of the greeting.
 struct Greeter {
-    stream: TcpStream,
+    stream: Polled<TcpStream>,
     nonce: Nonce,
     claim: Claim,
     stage: Stage,
@@ -142,10 +142,9 @@ impl Dial {
         let attempt = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         let begun = |socket| {
             let stream = wire::connect(self.to).map_err(|e| Broken::of(&e))?;
-            let added = self.poller.add(&stream, Interest::BOTH);
-            added.map_err(|e| Broken::of(&e))?;
+            let stream = self.poller.add(stream, Interest::BOTH);
             Ok(Greeter {
-                stream,
+                stream: stream.map_err(|e| Broken::of(&e))?,
                 nonce: random()?,
                 claim: Claim {
                     attempt,
@@ -221,7 +220,7 @@ impl Greeter {
                         return Ok(false);
                     }
                     // It has room, which must not keep the thread awake.
-                    poller.set(&self.stream, Interest::BYTES);
+                    poller.set(&*self.stream, Interest::BYTES);
                     put(&mut self.stream, &opening(&self.nonce))?;
                     self.stage = Stage::Opening;
                 }
@@ -262,5 +261,34 @@ impl Greeter {
                 Stage::Welcome(_) => return Ok(true),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::provider::tcp::greeting::End;
+
+    #[test]
+    fn an_attempt_that_ended_is_not_reported_while_a_forked_child_has_it() {
+        let poller = Poller::new().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let claim = Claim {
+            sockets: 2,
+            ..Claim::new(End::default(), End::default(), false)
+        };
+        let mut dial = Dial::new(to, claim, [7; 32], poller.clone(), None);
+        assert!(dial.step().is_none());
+        let sockets = &dial.attempt.as_ref().unwrap().sockets;
+        let copy = |socket: &Greeter| socket.stream.try_clone().unwrap();
+        let copies: Vec<_> = sockets.iter().map(copy).collect();
+        assert_eq!(copies.len(), 2);
+        drop(dial);
+        // The peer closes its side.
+        drop(listener);
+        assert!(!poller.is_ready());
     }
 }

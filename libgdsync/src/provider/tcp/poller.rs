@@ -3,7 +3,8 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd, RawFd};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -70,6 +71,55 @@ impl Interest {
     }
 }
 
+/// A socket that a poller has. It leaves the poller before it is closed: a poller has a closed socket as
+/// long as a child of a fork does.
+pub struct Polled<T> {
+    /// In front of the socket, so that it is dropped first.
+    member: Member,
+    socket: T,
+}
+
+struct Member {
+    poller: Poller,
+    socket: RawFd,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // SAFETY: the socket is closed later.
+        let socket = unsafe { BorrowedFd::borrow_raw(self.socket) };
+        let _ = epoll::delete(&self.poller.0.epoll, socket);
+    }
+}
+
+impl<T> Polled<T> {
+    pub fn map<U>(self, into: impl FnOnce(T) -> U) -> Polled<U> {
+        Polled {
+            member: self.member,
+            socket: into(self.socket),
+        }
+    }
+
+    /// The socket, which the poller has no more.
+    pub fn leave(self) -> T {
+        self.socket
+    }
+}
+
+impl<T> Deref for Polled<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.socket
+    }
+}
+
+impl<T> DerefMut for Polled<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.socket
+    }
+}
+
 impl Poller {
     pub fn new() -> io::Result<Poller> {
         Ok(Poller(Arc::new(Inner {
@@ -85,10 +135,14 @@ impl Poller {
         self.0.epoll.as_raw_fd()
     }
 
-    /// Adds a socket, until it is closed.
-    pub fn add(&self, socket: impl AsFd, interest: Interest) -> io::Result<()> {
-        let data = token(&socket);
-        Ok(epoll::add(&self.0.epoll, socket, data, interest.flags())?)
+    /// Adds a socket.
+    pub fn add<T: AsFd>(&self, socket: T, interest: Interest) -> io::Result<Polled<T>> {
+        epoll::add(&self.0.epoll, &socket, token(&socket), interest.flags())?;
+        let member = Member {
+            poller: self.clone(),
+            socket: socket.as_fd().as_raw_fd(),
+        };
+        Ok(Polled { member, socket })
     }
 
     /// Changes what makes a socket ready. Returns whether the system does so.
@@ -101,11 +155,6 @@ impl Poller {
     pub fn ignore(&self, socket: impl AsFd) {
         let data = EventData::new_u64(0);
         let _ = epoll::modify(&self.0.epoll, socket, data, EventFlags::empty());
-    }
-
-    /// Removes a socket. To close it is not enough while a forked child has it too.
-    pub fn remove(&self, socket: impl AsFd) {
-        let _ = epoll::delete(&self.0.epoll, socket);
     }
 
     /// Keeps a socket for a while and drops what it receives.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with, sockopt};
 
-use super::poller::{Interest, Poller};
+use super::poller::{Interest, Polled, Poller};
 
 /// Memory that a call of the system reads or writes. Devices may use it at the same time, so it is no
 /// slice.
@@ -51,9 +51,9 @@ pub fn piece(at: *const u8, len: usize) -> iovec {
 
 /// A connection by one socket, or by a pair of them for a queue pair that is connected to itself.
 pub struct Socket {
-    read: OwnedFd,
+    read: Polled<OwnedFd>,
     /// The end that is written, if it is not the same.
-    write: Option<OwnedFd>,
+    write: Option<Polled<OwnedFd>>,
     poller: Poller,
     /// What the poller reports of the end that is written.
     interest: Interest,
@@ -63,11 +63,11 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// A connection by a socket that the poller has.
-    pub fn over(stream: TcpStream, poller: &Poller) -> Socket {
-        poller.set(&stream, Interest::BYTES);
+    /// A connection by a socket of this poller.
+    pub fn over(stream: Polled<TcpStream>, poller: &Poller) -> Socket {
+        poller.set(&*stream, Interest::BYTES);
         Socket {
-            read: stream.into(),
+            read: stream.map(OwnedFd::from),
             write: None,
             poller: poller.clone(),
             interest: Interest::BYTES,
@@ -81,11 +81,10 @@ impl Socket {
         for end in [&read, &write] {
             end.set_nonblocking(true)?;
         }
-        poller.add(&read, Interest::BYTES)?;
-        poller.add(&write, Interest::BYTES)?;
+        let write = poller.add(write.into(), Interest::BYTES)?;
         Ok(Socket {
-            read: read.into(),
-            write: Some(write.into()),
+            read: poller.add(read.into(), Interest::BYTES)?,
+            write: Some(write),
             poller: poller.clone(),
             interest: Interest::BYTES,
             full: false,
@@ -108,7 +107,7 @@ impl Socket {
 
     /// The error of the connection, if it has failed.
     pub fn failure(&self) -> Option<Errno> {
-        match sockopt::socket_error(&self.read) {
+        match sockopt::socket_error(&*self.read) {
             Ok(Ok(())) => None,
             Ok(Err(e)) | Err(e) => Some(e),
         }
@@ -116,18 +115,15 @@ impl Socket {
 
     /// As [`Wire::close`].
     pub fn end(self) {
-        self.poller.remove(&self.read);
-        match self.write {
-            Some(write) => self.poller.remove(write),
-            None => {
-                let _ = rustix::net::shutdown(&self.read, Shutdown::Write);
-                self.poller.linger(self.read);
-            }
+        let read = self.read.leave();
+        if self.write.is_none() {
+            let _ = rustix::net::shutdown(&read, Shutdown::Write);
+            self.poller.linger(read);
         }
     }
 
     fn writes(&self) -> &OwnedFd {
-        self.write.as_ref().unwrap_or(&self.read)
+        self.write.as_deref().unwrap_or(&self.read)
     }
 
     /// Writes without a look at what the poller reported.
@@ -182,7 +178,7 @@ impl Wire for Socket {
     }
 
     fn may_read(&mut self) -> bool {
-        self.poller.take(&self.read)
+        self.poller.take(&*self.read)
     }
 
     fn want_room(&mut self, wanted: bool) {
@@ -267,11 +263,11 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         stream.set_nonblocking(true).unwrap();
-        poller.add(&stream, Interest::BYTES).unwrap();
+        let stream = poller.add(stream, Interest::BYTES).unwrap();
         let mut copies = vec![stream.try_clone().unwrap().into()];
         let over = Socket::over(stream, &poller);
         let itself = Socket::to_itself(&poller).unwrap();
-        for end in [&itself.read, itself.writes()] {
+        for end in [&*itself.read, itself.writes()] {
             copies.push(end.try_clone().unwrap());
         }
         Box::new(over).close();
