@@ -7,7 +7,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use common::*;
-use gdsync::internals::tcp::{CLAIM, Claim, OPENING, Session, VERDICT, Verdict};
+use gdsync::internals::tcp::{CLAIM, Claim, Head, OPENING, Session, VERDICT, Verdict};
 use tcp_rig::proxy::{Act, Plan, Way};
 use tcp_rig::speaker::{self, Speaker};
 use tcp_rig::*;
@@ -202,4 +202,32 @@ fn greetings_of_many_sockets_may_take_a_while() {
     for socket in &mut waiting {
         assert_eq!(socket.verdict(LIMIT), Some(Verdict::Welcome));
     }
+}
+
+/// A queue pair that only receives has nothing to write by which it would find the end of a socket.
+#[test]
+fn an_idle_side_closes_a_connection_with_a_cut_in_one_socket() {
+    use std::io::{Read as _, Write as _};
+    let gpu = Gpu::soft().unwrap();
+    let [device, _] = devices(&gpu, false);
+    let mut side = Side::new(&device, &QpConfig::default());
+    side.qp.connect(&speaker::address()).unwrap();
+    let there = side.qp.address();
+    let claim = Claim {
+        sockets: 3,
+        ..speaker::claim_to(&there)
+    };
+    let greet = |at| Waiting::new(speaker::open(socket(&there)), &claim.at(at));
+    let mut all = [0, 1, 2].map(greet);
+    for socket in &mut all {
+        assert_eq!(socket.verdict(LIMIT), Some(Verdict::Welcome));
+    }
+    let [mut first, _second, third] = all;
+    first.stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let ack = Head::new(gdsync::internals::tcp::Kind::Ack, 0).encode();
+    first.stream.write_all(&ack).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    rustix::net::connect_unspec(&third.stream).unwrap();
+    let mut rest = Vec::new();
+    first.stream.read_to_end(&mut rest).unwrap();
 }
