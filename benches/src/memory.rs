@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Resident memory.
+    /// Resident memory without pages of files, such as those of programs, which the system maps and drops
+    /// as it likes.
     pub resident: u64,
     /// Private and writable memory, whether it was touched or not.
     pub private: u64,
@@ -15,15 +16,18 @@ pub struct Process {
 
 /// The memory of this process, including drivers.
 pub fn of_process() -> Result<Process> {
-    let text = fs::read_to_string("/proc/self/statm").context("reading statm")?;
-    let bytes = |field: usize| -> Result<u64> {
-        let pages = text.split_ascii_whitespace().nth(field);
-        let pages: u64 = pages.context("statm lacks a field")?.parse()?;
-        Ok(pages * rustix::param::page_size() as u64)
+    let text = fs::read_to_string("/proc/self/status").context("reading /proc/self/status")?;
+    let bytes = |name: &str| -> Result<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|line| line.split_ascii_whitespace().next());
+        let kib: u64 = number
+            .with_context(|| format!("/proc/self/status lacks {name}"))?
+            .parse()?;
+        Ok(kib << 10)
     };
     Ok(Process {
-        resident: bytes(1)?,
-        private: bytes(5)?,
+        resident: bytes("RssAnon:")? + bytes("RssShmem:")?,
+        private: bytes("VmData:")? + bytes("VmStk:")?,
     })
 }
 

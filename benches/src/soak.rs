@@ -2,7 +2,7 @@
 //!
 //! Each message is a receive, a send, and the stream's waits for both. With every chunk of messages
 //! a buffer is allocated, registered and freed. Between chunks the benchmark reads the program's
-//! heap, its resident memory, and the GPU's memory.
+//! heap, its resident memory without pages of files, and the GPU's memory.
 
 use std::time::{Duration, Instant};
 
