@@ -137,15 +137,14 @@ impl Dial {
     }
 
     fn begin(&mut self, now: Instant) -> Result<(), Broken> {
-        let random = || super::random().map_err(|_| Broken::Greeting("no random numbers"));
-        let [a, b, c, d, e, f, g, h, ..] = random()?;
-        let attempt = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        let none = |_| Broken::Greeting("no random numbers");
+        let attempt = super::random_number().map_err(none)?;
         let begun = |socket| {
             let stream = wire::connect(self.to).map_err(|e| Broken::of(&e))?;
             let stream = self.poller.add(stream, Interest::BOTH);
             Ok(Greeter {
                 stream: stream.map_err(|e| Broken::of(&e))?,
-                nonce: random()?,
+                nonce: super::random().map_err(none)?,
                 claim: Claim {
                     attempt,
                     socket,

@@ -143,6 +143,12 @@ fn random() -> io::Result<[u8; 32]> {
     }
 }
 
+/// A random number.
+fn random_number() -> io::Result<u64> {
+    let [a, b, c, d, e, f, g, h, ..] = random()?;
+    Ok(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+}
+
 /// The key of devices that have none: a random one of this process.
 fn process_key() -> io::Result<Key> {
     static KEY: OnceLock<Key> = OnceLock::new();
@@ -200,12 +206,11 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
         .local_addr()
         .map_err(|e| system("getsockname", e))?;
     let own_key = || process_key().map_err(|e| system("getrandom", e));
-    let [a, b, c, d, e, f, g, h, ..] = random().map_err(|e| system("getrandom", e))?;
     let shared = Arc::new(Shared {
         registrations: Registrations::default(),
         chunks: Chunks::of(gpu)?,
         poller: Poller::new().map_err(|e| system("epoll_create", e))?,
-        node: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        node: random_number().map_err(|e| system("getrandom", e))?,
         key: options.key.map_or_else(own_key, Ok)?,
         encrypted: options.encrypted,
         atomics: Default::default(),
