@@ -4,7 +4,7 @@ mod common;
 mod tcp_rig;
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 
 use common::*;
 use gdsync::internals::tcp::{CLAIM, Claim, Head, OPENING, Session, VERDICT, Verdict};
@@ -114,6 +114,19 @@ fn sockets_may_be_slow_and_cut_under_traffic() {
     assert!(cuts > 0);
 }
 
+/// A queue pair that waits for the speaker, its device's address, and a claim to it by this number of
+/// sockets.
+fn awaiting(device: &Device, sockets: u8) -> (Side, SocketAddr, Claim) {
+    let mut side = Side::new(device, &QpConfig::default());
+    side.qp.connect(&speaker::address()).unwrap();
+    let there = side.qp.address();
+    let claim = Claim {
+        sockets,
+        ..speaker::claim_to(&there)
+    };
+    (side, socket(&there), claim)
+}
+
 /// A socket whose greeting waits for its verdict.
 struct Waiting {
     stream: TcpStream,
@@ -146,15 +159,12 @@ impl Waiting {
 fn connection_waits_for_each_of_its_own_sockets() {
     let gpu = Gpu::soft().unwrap();
     let [device, _] = devices(&gpu, false);
-    let mut side = Side::new(&device, &QpConfig::default());
-    side.qp.connect(&speaker::address()).unwrap();
-    let there = side.qp.address();
+    let (_side, at, claim) = awaiting(&device, 2);
     let claim = Claim {
         attempt: 1,
-        sockets: 2,
-        ..speaker::claim_to(&there)
+        ..claim
     };
-    let greet = |claim: Claim| Waiting::new(speaker::open(socket(&there)), &claim);
+    let greet = |claim: Claim| Waiting::new(speaker::open(at), &claim);
     let mut first = greet(claim);
     // The same place again, the second socket of another attempt, and of another connection.
     let other = |attempt, sockets| Claim {
@@ -172,7 +182,7 @@ fn connection_waits_for_each_of_its_own_sockets() {
     assert_eq!(second.verdict(LIMIT), Some(Verdict::Welcome));
     assert_eq!(first.verdict(LIMIT), Some(Verdict::Welcome));
     // A socket that its connection does not have.
-    let (_, verdict) = Speaker::greet(socket(&there), KEY, &claim.at(2));
+    let (_, verdict) = Speaker::greet(at, KEY, &claim.at(2));
     assert_eq!(verdict, None);
 }
 
@@ -181,19 +191,11 @@ fn connection_waits_for_each_of_its_own_sockets() {
 fn greetings_of_many_sockets_may_take_a_while() {
     let gpu = Gpu::soft().unwrap();
     let [device, _] = devices(&gpu, false);
-    let mut sides: Vec<_> = (0..8)
-        .map(|_| Side::new(&device, &QpConfig::default()))
-        .collect();
+    let sides: Vec<_> = (0..8).map(|_| awaiting(&device, 16)).collect();
     let mut opened = Vec::new();
-    for side in &mut sides {
-        side.qp.connect(&speaker::address()).unwrap();
-        let there = side.qp.address();
-        let claim = Claim {
-            sockets: 16,
-            ..speaker::claim_to(&there)
-        };
-        for at in 0..claim.sockets {
-            opened.push((speaker::open(socket(&there)), claim.at(at)));
+    for (_, at, claim) in &sides {
+        for socket in 0..claim.sockets {
+            opened.push((speaker::open(*at), claim.at(socket)));
         }
     }
     std::thread::sleep(Duration::from_millis(50));
@@ -207,17 +209,10 @@ fn greetings_of_many_sockets_may_take_a_while() {
 /// A queue pair that only receives has nothing to write by which it would find the end of a socket.
 #[test]
 fn an_idle_side_closes_a_connection_with_a_cut_in_one_socket() {
-    use std::io::{Read as _, Write as _};
     let gpu = Gpu::soft().unwrap();
     let [device, _] = devices(&gpu, false);
-    let mut side = Side::new(&device, &QpConfig::default());
-    side.qp.connect(&speaker::address()).unwrap();
-    let there = side.qp.address();
-    let claim = Claim {
-        sockets: 3,
-        ..speaker::claim_to(&there)
-    };
-    let greet = |at| Waiting::new(speaker::open(socket(&there)), &claim.at(at));
+    let (_side, at, claim) = awaiting(&device, 3);
+    let greet = |socket| Waiting::new(speaker::open(at), &claim.at(socket));
     let mut all = [0, 1, 2].map(greet);
     for socket in &mut all {
         assert_eq!(socket.verdict(LIMIT), Some(Verdict::Welcome));
