@@ -172,7 +172,7 @@ impl ByKernel {
     }
 }
 
-/// The pieces of what this rank sends to the neighbours that are a rank, packed there one behind the other.
+/// The pieces of the data that this rank sends to another one. They are packed there, one behind the other.
 fn sent(parts: &Parts, rank: u32, port: &Port, at: usize) -> Vec<Pieces> {
     let same = parts.others().map(|(one, _)| one);
     let same = same.filter(|one| one.rank == rank && one.sends() > 0);
@@ -187,7 +187,7 @@ fn sent(parts: &Parts, rank: u32, port: &Port, at: usize) -> Vec<Pieces> {
     all
 }
 
-/// The pieces of what the neighbours that are a rank have sent, unless it arrives in its place.
+/// The pieces of the data that a rank sends to this one. Data that arrives at its destination has none.
 fn received(parts: &Parts, rank: u32, at: usize) -> Vec<Pieces> {
     let mut all: Vec<Move> = Vec::new();
     for (one, staged) in parts.others().filter(|(one, _)| one.rank == rank) {

@@ -13,10 +13,10 @@ use crate::gpu::driver::{self, Called, Opened, call};
 use crate::gpu::{Gpu, Stream};
 
 const OPEN: &str = "open CUDA GPU";
-/// Processes that share the multiprocessors of a GPU by NVIDIA's Multi-Process Service, as the blocks
-/// that wait are counted: each leaves those of the others free.
-const MPS: i32 = 4;
 const ADOPT: &str = "adopt CUDA stream";
+/// Number of processes that share the multiprocessors of a GPU under NVIDIA's Multi-Process Service, for
+/// the limit of blocks that wait.
+const MPS: i32 = 4;
 
 /// The initialised driver, or the reason why it cannot be used.
 fn driver() -> Result<&'static Cuda> {
