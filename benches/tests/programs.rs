@@ -128,6 +128,30 @@ fn pingpong_over_mapped_memory() {
     assert!(printed.lines().any(|line| line == rung), "{printed}");
 }
 
+/// A NIC that reads no doorbell finds the doorbell record.
+#[test]
+fn pingpong_by_tcp() {
+    let _alone = alone();
+    for (words, variable) in [
+        ("--layer gdsync --threads", "GDS_PROVIDER"),
+        ("--layer mp", "MP_PATH"),
+    ] {
+        for (lowering, ringing) in [
+            ("memops", "doorbell record"),
+            ("kernel", "a kernel that writes the doorbell record"),
+        ] {
+            let words = format!("pingpong {words} --lowering {lowering} --sizes 8 --iterations 20");
+            let output = end(shared::start(command(&words).env(variable, "tcp")));
+            assert!(output.status.success(), "{}", text(&output));
+            let printed = text(&output);
+            assert!(
+                printed.contains(&format!("times by {ringing}:")),
+                "{printed}"
+            );
+        }
+    }
+}
+
 #[test]
 fn pingpong_of_processes_by_kernels() {
     play("pk", "--lowering kernel", "kernel", BY_KERNEL);

@@ -222,8 +222,8 @@ fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -
         }
         rank.link.barrier()?;
     }
-    let (id, rings) = (endpoint.stream.id(), player.rings());
-    Trace::of(&lines, id, TRACED + 1, player.layer, rings)
+    let (id, nic) = (endpoint.stream.id(), player.nic());
+    Trace::of(&lines, id, TRACED + 1, player.layer, nic)
 }
 
 /// Results of one layer's batches of a size.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gds_step::{ThreadTime, thread_times};
+use gdsync::rdma::Provider;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -83,21 +84,42 @@ pub struct Trace {
     pub lines: Vec<String>,
 }
 
-/// Forms of doorbell writes, by lowering and provider: lines that begin with and contain these.
-const RINGS: [(&str, &[(&str, &str)]); 3] = [
+/// A form of doorbell writes: its name, and lines that begin with and contain these.
+type Form = (&'static str, &'static [(&'static str, &'static str)]);
+
+/// The forms of NICs that read a doorbell, by lowering.
+const WITH_UAR: [Form; 3] = [
     (
         "doorbell record, then UAR",
-        &[("write32", ".record"), ("write", ".uar")],
+        &[("write32", ".record+0x4"), ("write", ".uar")],
     ),
     (
         "a kernel that writes doorbell record and UAR",
         &[("phase", ": ring qp")],
     ),
-    (
-        "a word that the CPU thread reads",
-        &[("write32", ".send-trigger")],
-    ),
+    BY_CPU_THREAD,
 ];
+/// The forms where a CPU thread reads the doorbell record, by lowering.
+const RECORD_ALONE: [Form; 3] = [
+    ("doorbell record", &[("write32", ".record+0x4")]),
+    (
+        "a kernel that writes the doorbell record",
+        &[("phase", ".record+0x4")],
+    ),
+    BY_CPU_THREAD,
+];
+const BY_CPU_THREAD: Form = (
+    "a word that the CPU thread reads",
+    &[("write32", ".send-trigger")],
+);
+
+/// The forms of a provider.
+fn forms(provider: Provider) -> &'static [Form] {
+    match provider {
+        Provider::Verbs | Provider::Tcp => &RECORD_ALONE,
+        _ => &WITH_UAR,
+    }
+}
 
 /// Opcode of an RDMA read in a doorbell's word (PRM, control segment).
 const READ: u64 = 0x10;
@@ -105,19 +127,27 @@ const READ: u64 = 0x10;
 impl Trace {
     /// Finds the doorbells of `sends` sends among the operations of stream `id`. Two forms of
     /// doorbell writes may alternate. Doorbells of RDMA reads are flushes and do not count. mp writes
-    /// more doorbells: it returns credits to senders. `rings`: a send rings one; kernels may copy
-    /// instead.
+    /// more doorbells: it returns credits to senders. `nic`: the provider of the NIC that carries the
+    /// sends; none if kernels copy them, which ring nothing.
     ///
     /// # Errors
     /// The doorbells are missing.
-    pub fn of(lines: &[String], id: u64, sends: u64, layer: Layer, rings: bool) -> Result<Trace> {
+    pub fn of(
+        lines: &[String],
+        id: u64,
+        sends: u64,
+        layer: Layer,
+        nic: Option<Provider>,
+    ) -> Result<Trace> {
         let lines = of_stream(lines, id);
-        let counts = RINGS.map(|(by, steps)| (by, count(&lines, steps)));
+        let counts = nic.map(forms).unwrap_or_default();
+        let counts = counts.iter().map(|(by, steps)| (*by, count(&lines, steps)));
+        let counts: Vec<(&str, u64)> = counts.collect();
         let found = counts.iter().filter(|(_, n)| *n > 0);
         let by: Vec<&str> = found.map(|(by, _)| *by).collect();
         let rung = counts.iter().map(|(_, n)| n).sum();
         ensure!(
-            !rings || rung == sends || (rung > sends && layer == Layer::Mp),
+            nic.is_none() || rung == sends || (rung > sends && layer == Layer::Mp),
             "the trace has {sends} sends, but the stream rang {rung} times:\n{}",
             lines.join("\n")
         );
@@ -131,7 +161,8 @@ impl Trace {
 
     /// The lines of the first submission with a doorbell write.
     pub fn example(&self) -> &[String] {
-        let rings = |line: &String| RINGS.iter().any(|(_, steps)| matches(line, steps[0]));
+        let all = WITH_UAR.iter().chain(&RECORD_ALONE);
+        let rings = |line: &String| all.clone().any(|(_, steps)| matches(line, steps[0]));
         let at = self.lines.iter().position(rings).unwrap_or(0);
         let head = |line: &String| line.starts_with("stream ");
         let start = self.lines[..at].iter().rposition(head).unwrap_or(0);
@@ -183,6 +214,8 @@ fn reads(line: &str) -> bool {
 mod tests {
     use super::*;
 
+    const NIC: Option<Provider> = Some(Provider::Mlx5);
+
     fn lines(text: &str) -> Vec<String> {
         text.lines().map(|l| l.trim().to_owned()).collect()
     }
@@ -200,7 +233,7 @@ mod tests {
 
     #[test]
     fn doorbells_are_found_and_counted() {
-        let trace = Trace::of(&lines(MEMOPS), 3, 2, Layer::Gdsync, true).unwrap();
+        let trace = Trace::of(&lines(MEMOPS), 3, 2, Layer::Gdsync, NIC).unwrap();
         assert_eq!((trace.rung, trace.sends), (2, 2));
         assert_eq!(trace.example().len(), 5);
         assert_eq!(trace.example()[0], "stream 3: 4 operations");
@@ -208,28 +241,53 @@ mod tests {
             phase 0: ring qp0x101.record+0x4 = 0x01000000, qp0x101.uar+0x800 = 0x0a00
             phase 1: wait-entry qp0x101.recv-cq+0x3c 0x0 0x0";
         assert_eq!(
-            Trace::of(&lines(kernel), 3, 1, Layer::Gdsync, true)
+            Trace::of(&lines(kernel), 3, 1, Layer::Gdsync, NIC)
                 .unwrap()
                 .by,
-            RINGS[1].0
+            WITH_UAR[1].0
         );
         let by_cpu_thread = "stream 3: 1 operations
             write32 qp0x101.send-trigger = 0x00000001 fenced";
         assert_eq!(
-            Trace::of(&lines(by_cpu_thread), 3, 1, Layer::Gdsync, true)
+            Trace::of(&lines(by_cpu_thread), 3, 1, Layer::Gdsync, NIC)
                 .unwrap()
                 .by,
-            RINGS[2].0
+            WITH_UAR[2].0
         );
         let both = Trace::of(
             &lines(&format!("{MEMOPS}\n{kernel}")),
             3,
             3,
             Layer::Gdsync,
-            true,
+            NIC,
         )
         .unwrap();
-        assert!(both.by.starts_with(RINGS[0].0) && both.by.ends_with(RINGS[1].0));
+        assert!(both.by.starts_with(WITH_UAR[0].0) && both.by.ends_with(WITH_UAR[1].0));
+    }
+
+    #[test]
+    fn doorbell_record_alone_counts_for_nics_that_read_no_doorbell() {
+        let by_operations = "stream 2: 3 operations
+            write32 qp0x11.record+0x4 = 0xa4020000 fenced
+            wait32 qp0x11.recv-cq+0xa8fc Geq 0x00000000 flush
+            write32 qp0x11.recv-passed = 0x000002a4 fenced
+            stream 2: 1 operations
+            write32 qp0x11.record = 0xa5020000 fenced";
+        let by_kernel = "stream 2: kernel, 2 operations
+            phase 0: write32 qp0x11.record+0x4 0xa4020000 0x0
+            phase 0: write32 qp0x11.record 0xa5020000 0x0";
+        for (text, form) in [(by_operations, 0), (by_kernel, 1)] {
+            let lines = lines(text);
+            for provider in [Provider::Verbs, Provider::Tcp] {
+                let trace = Trace::of(&lines, 2, 1, Layer::Gdsync, Some(provider)).unwrap();
+                assert_eq!((trace.rung, trace.by.as_str()), (1, RECORD_ALONE[form].0));
+                assert_eq!(trace.example()[0], lines[0]);
+                assert!(Trace::of(&lines, 2, 2, Layer::Gdsync, Some(provider)).is_err());
+            }
+            assert!(Trace::of(&lines, 2, 1, Layer::Gdsync, NIC).is_err());
+            let copied = Trace::of(&lines, 2, 1, Layer::Mp, None).unwrap();
+            assert_eq!(copied.rung, 0);
+        }
     }
 
     #[test]
@@ -244,7 +302,7 @@ mod tests {
             phase 2: ring qp0x1001.record+0x4 = 0x55000000, qp0x1001.uar+0x800 = 0x0301100010540000
             phase 2: ring qp0x1000.record+0x4 = 0x55000000, qp0x1000.uar+0x800 = 0x020010000a540000";
         for text in [by_operations, by_kernel] {
-            let trace = Trace::of(&lines(text), 3, 1, Layer::Gdsync, true).unwrap();
+            let trace = Trace::of(&lines(text), 3, 1, Layer::Gdsync, NIC).unwrap();
             assert_eq!(trace.rung, 1);
         }
     }
@@ -255,18 +313,18 @@ mod tests {
             "{MEMOPS}\n{}",
             MEMOPS.replace("stream 3", "stream 4")
         ));
-        let trace = Trace::of(&both, 4, 2, Layer::Gdsync, true).unwrap();
+        let trace = Trace::of(&both, 4, 2, Layer::Gdsync, NIC).unwrap();
         assert!(trace.lines.iter().all(|line| !line.starts_with("stream 3")));
-        assert!(Trace::of(&both, 5, 2, Layer::Gdsync, true).is_err());
+        assert!(Trace::of(&both, 5, 2, Layer::Gdsync, NIC).is_err());
     }
 
     #[test]
     fn trace_without_every_doorbell_is_an_error() {
-        assert!(Trace::of(&lines(MEMOPS), 3, 3, Layer::Gdsync, true).is_err());
-        assert!(Trace::of(&lines(MEMOPS), 3, 3, Layer::Mp, true).is_err());
-        assert!(Trace::of(&lines(MEMOPS), 3, 1, Layer::Gdsync, true).is_err());
+        assert!(Trace::of(&lines(MEMOPS), 3, 3, Layer::Gdsync, NIC).is_err());
+        assert!(Trace::of(&lines(MEMOPS), 3, 3, Layer::Mp, NIC).is_err());
+        assert!(Trace::of(&lines(MEMOPS), 3, 1, Layer::Gdsync, NIC).is_err());
         assert_eq!(
-            Trace::of(&lines(MEMOPS), 3, 1, Layer::Mp, true)
+            Trace::of(&lines(MEMOPS), 3, 1, Layer::Mp, NIC)
                 .unwrap()
                 .rung,
             2
@@ -275,12 +333,12 @@ mod tests {
             .into_iter()
             .filter(|l| !l.contains(".uar"))
             .collect::<Vec<_>>();
-        assert!(Trace::of(&no_uar, 3, 2, Layer::Gdsync, true).is_err());
-        assert!(Trace::of(&[], 3, 1, Layer::Gdsync, true).is_err());
+        assert!(Trace::of(&no_uar, 3, 2, Layer::Gdsync, NIC).is_err());
+        assert!(Trace::of(&[], 3, 1, Layer::Gdsync, NIC).is_err());
         let mut backwards = lines(MEMOPS);
         backwards.swap(3, 4);
         assert!(
-            Trace::of(&backwards, 3, 2, Layer::Gdsync, true).is_err(),
+            Trace::of(&backwards, 3, 2, Layer::Gdsync, NIC).is_err(),
             "the UAR before the record"
         );
     }

@@ -11,6 +11,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use gdsync::rdma::Provider;
 
 use super::Options;
 use super::wire::{Messages, Requests, Wire};
@@ -98,9 +99,9 @@ impl<'e> Player<'e> {
         self.wire.names()
     }
 
-    /// Whether a stream rings a doorbell for a send.
-    pub fn rings(&self) -> bool {
-        self.wire.rings()
+    /// The provider of the NIC whose doorbell a stream rings for a send; none if kernels copy.
+    pub fn nic(&self) -> Option<Provider> {
+        self.wire.nic()
     }
 
     /// Runs `trips` round trips: enqueues all, opens the gate, sleeps until the stream is done, and

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use gdsync::gpu::{MemoryKind, Region};
-use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, RemoteMemory, Work};
+use gdsync::rdma::{Descriptor, Mr, Provider, Qp, ReceiveRequest, RemoteMemory, Work};
 use mp::{Memory, Slice};
 
 use super::{Operation, Options};
@@ -42,10 +42,8 @@ pub trait Wire {
     /// Names of GPU and NIC, and of the settings of the QP that carries the messages.
     fn names(&self) -> Names;
 
-    /// Whether a stream rings a doorbell for a send.
-    fn rings(&self) -> bool {
-        true
-    }
+    /// The provider of the NIC whose doorbell a stream rings for a send; none if kernels copy.
+    fn nic(&self) -> Option<Provider>;
 }
 
 /// Prepared requests, posted on the stream; the receives are posted by the CPU beforehand.
@@ -135,6 +133,10 @@ impl Wire for Requests<'_> {
     fn names(&self) -> Names {
         self.endpoint.names(&self.qp, self.leaving.region().kind())
     }
+
+    fn nic(&self) -> Option<Provider> {
+        Some(self.qp.device().provider())
+    }
 }
 
 /// Messages of mp: the receive of the next one is posted before the send, so that the peer has the
@@ -217,8 +219,11 @@ impl Wire for Messages<'_> {
         self.made.names.clone()
     }
 
-    fn rings(&self) -> bool {
-        let path = self.context.path(self.peer);
-        path.is_none_or(|(path, _)| path == mp::Path::Nic)
+    fn nic(&self) -> Option<Provider> {
+        match self.context.path(self.peer) {
+            Some((mp::Path::Tcp, _)) => Some(Provider::Tcp),
+            None | Some((mp::Path::Nic, _)) => Some(self.context.device().provider()),
+            Some(_) => None,
+        }
     }
 }
