@@ -23,7 +23,7 @@ pub struct TcpOptions {
     pub encrypted: bool,
     /// The number of sockets of a connection that this device begins, 1 to 16. Networks that limit the
     /// rate of one TCP connection carry long messages faster by several sockets. `None`: 1 to a device at
-    /// the same address, 4 to others.
+    /// the same address and on a host with fewer than 4 processors, else 4.
     pub sockets: Option<u8>,
 }
 

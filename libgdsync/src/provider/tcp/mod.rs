@@ -73,7 +73,7 @@ const OPEN: &str = "open TCP device";
 const REQUESTS: usize = 256;
 /// Bytes of inline data of a request, at most: those of the longest entry.
 const INLINE: usize = 1024;
-/// Sockets of a connection to another address by default.
+/// Sockets of a connection to another address by default, with enough processors.
 const DEFAULT_SOCKETS: u8 = 4;
 /// Retries, for the time limit of a connection.
 const RETRIES: u8 = 7;
@@ -81,7 +81,8 @@ const RETRIES: u8 = 7;
 const SHORTEST: Duration = Duration::from_secs(5);
 /// How long a device that is dropped waits for the end of its peers' bytes.
 const LAST: Duration = Duration::from_millis(50);
-/// With this many processors, the threads of GPU and device have one each.
+/// With this many processors, the threads of GPU and device have one each, and the system receives on
+/// several sockets at once.
 const ENOUGH: usize = 4;
 /// How long the thread spins with fewer processors, where it takes one from a rank.
 const SHORT_SPIN: Duration = Duration::from_micros(20);
@@ -160,8 +161,9 @@ fn process_key() -> io::Result<Key> {
 struct TcpNic {
     name: String,
     at: SocketAddr,
-    /// Number of sockets of a connection that this side begins; `None`: it depends on the address.
-    sockets: Option<u8>,
+    /// Numbers of sockets of a connection that this side begins: to a device at the same address, and
+    /// to others.
+    sockets: [u8; 2],
     shared: Arc<Shared>,
     common: Arc<Common<Acceptor>>,
     thread: Option<JoinHandle<()>>,
@@ -220,9 +222,9 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
     let acceptor = Acceptor::new(name.clone(), Arc::clone(&shared), listener);
     let acceptor = acceptor.map_err(|e| system("listening", e))?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let spin = match processors < ENOUGH {
-        true => SHORT_SPIN,
-        false => SPIN,
+    let (spin, sockets) = match processors < ENOUGH {
+        true => (SHORT_SPIN, 1),
+        false => (SPIN, DEFAULT_SOCKETS),
     };
     let common = Arc::new(Common::new(
         acceptor,
@@ -243,7 +245,10 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
     Ok(Arc::new(TcpNic {
         name,
         at,
-        sockets: options.sockets,
+        sockets: [
+            options.sockets.unwrap_or(1),
+            options.sockets.unwrap_or(sockets),
+        ],
         shared,
         common,
         thread,
@@ -404,11 +409,7 @@ impl Nic for TcpNic {
                 Error::new(OPERATION, Kind::System, what).with_source(e)
             })?),
         };
-        let by_address = || match at.ip() == self.at.ip() {
-            true => 1,
-            false => DEFAULT_SOCKETS,
-        };
-        let sockets = self.sockets.unwrap_or_else(by_address);
+        let sockets = self.sockets[usize::from(at.ip() != self.at.ip())];
         self.relay(qpn, OPERATION)?.with(|relay| {
             match itself {
                 Some(wire) => relay.queues.connect_to_itself([own; 2], Box::new(wire)),
