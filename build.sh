@@ -377,11 +377,13 @@ step_tcp() {
     say "tcp: messages of device memory that kernels pack (MP_TCP_PACK=1)"
     MP_PATH=tcp MP_TCP_PACK=1 cargo test -p libmp --test messages --test memory --test strided
     MP_PATH=tcp MP_TCP_PACK=1 GDS_PROVIDER=tcp cargo test -p conformance --test mp_matrix
-    say "tcp: examples on two hosts that are network namespaces"
+    say "tcp: examples, and the matrix of messages, on two hosts that are network namespaces"
     local target outcome=0
     target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
     cargo build --profile test -p mprun -p halo2d -p particles
     examples/ci/hosts "$target/debug" || outcome=$?
+    [ "$outcome" -ne 0 ] || MP_PATH=tcp GDS_PROVIDER=tcp MP_TCP_SOCKETS=3 examples/ci/hosts "$target/debug" \
+        cargo test -p conformance --test mp_matrix -- --whole processes || outcome=$?
     # 77: this system allows no namespaces, as printed.
     [ "$outcome" -eq 0 ] || [ "$outcome" -eq 77 ] || die "tcp: failed with exit code $outcome"
 }

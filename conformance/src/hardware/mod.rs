@@ -109,6 +109,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
         processes::ROLE => processes::child_main(arguments),
         lost::ROLE => lost::child_main(arguments),
         killed::ROLE => killed::child_main(arguments),
+        mp::calls::ROLE => mp::calls::child_main(arguments),
         mp::graphs::ROLE => mp::graphs::child_main(arguments),
         mp::zero_sm::ROLE => mp::zero_sm::child_main(arguments),
         other => Err(format!("no role {other}").into()),

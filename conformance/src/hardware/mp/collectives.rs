@@ -1,25 +1,15 @@
-//! Collective calls of ranks that are threads of this process: in each round some ranks call by the
-//! CPU and the others by a stream, and all compare the results with those of one rank.
+//! Collective calls: in each round some ranks call by the CPU and the others by a stream, and all compare
+//! the results with those of one rank.
 
 use gdsync::gpu::MemoryKind;
 use mp::{Context, Op};
 
-use super::windows::ranks;
-use crate::rig::Runtime;
 use crate::rig::limits::time_limit;
 use crate::rig::verdict::Verdict;
 
 const ROUNDS: u32 = 40;
 /// Numbers of elements of a contribution, one after the other.
 const LENGTHS: [usize; 4] = [1, 0, 7, 100];
-
-/// Runs the ranks, whose streams use memory of this kind.
-///
-/// # Errors
-/// The failures of all ranks.
-pub fn collectives(runtime: Runtime, gpus: u32, kind: MemoryKind) -> Verdict {
-    ranks(runtime, gpus, |ctx| rounds(ctx, kind))
-}
 
 /// The contribution of a rank. Sums of these numbers depend on their order.
 fn values(rank: u32, round: u32, len: usize) -> Vec<f64> {
@@ -30,7 +20,8 @@ fn values(rank: u32, round: u32, len: usize) -> Vec<f64> {
     (0..len).map(one).collect()
 }
 
-fn rounds(ctx: &Context, kind: MemoryKind) -> Verdict {
+/// Runs one rank, whose stream uses memory of this kind.
+pub fn rounds(ctx: &Context, kind: MemoryKind) -> Verdict {
     let (limit, me, size) = (time_limit(), ctx.rank(), ctx.size());
     let most = 8 * LENGTHS.iter().max().copied().unwrap_or(0);
     let mut all = ctx.collectives(most)?;

@@ -5,7 +5,7 @@
 use gdsync::gpu::{Graph, MemoryKind, Stream};
 use mp::{Bootstrap, Context, Kind, Memory, PathChoice, Slice};
 
-use super::launch::{DONE, join};
+use super::launch::{DONE, join, kind_named};
 use super::lost::{GOING, kill_second};
 use crate::mp::pair::message;
 use crate::rig::Runtime;
@@ -37,10 +37,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     let (gpu, bootstrap) = join(arguments)?;
     let more = arguments.last().and_then(|more| more.split_once(':'));
     let (kind, gpus) = more.ok_or("a kind of memory, and GPUs")?;
-    let kind = match kind {
-        "Device" => MemoryKind::Device,
-        _ => MemoryKind::Pinned,
-    };
+    let kind = kind_named(kind);
     // Processes that share a GPU run in turns.
     let turns = !gpu.is_software() && gpus == "1";
     let me = bootstrap.rank();

@@ -1,15 +1,19 @@
-//! Ranks as separate processes: this program runs once for each, and they meet over TCP.
+//! Ranks as separate processes: this program runs once for each, and they meet over TCP. As the command of
+//! `examples/ci/hosts`, the ranks with odd numbers are on the second host, a network namespace.
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::process::{ChildStdin, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Instant;
 
 use gdsync::Gpu;
+use gdsync::gpu::MemoryKind;
 use mp::bootstrap::Secret;
 use mp::bootstrap::tcp::{Join, Server, Tcp};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::super::CHANNELS;
 use super::super::child::{self, Guarded};
@@ -55,8 +59,16 @@ impl Ranks {
     ) -> Verdict<Ranks> {
         // A secret, so that no process of another job can join.
         let secret = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
-        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let store = Server::start(anywhere, &Secret::from_text(&secret)?, JOB, ranks)?;
+        let host: IpAddr = match std::env::var("FIRST_ADDRESS") {
+            Ok(address) => address.parse()?,
+            Err(_) => Ipv4Addr::LOCALHOST.into(),
+        };
+        let store = Server::start(
+            SocketAddr::new(host, 0),
+            &Secret::from_text(&secret)?,
+            JOB,
+            ranks,
+        )?;
         let address = store.address().to_string();
         let (sender, lines) = mpsc::channel();
         let (mut processes, mut stdin) = (Vec::new(), Vec::new());
@@ -119,8 +131,23 @@ pub fn join(arguments: &[String]) -> Verdict<(Gpu, Arc<Tcp>)> {
     };
     let runtime = Runtime::named(runtime).ok_or("no such runtime")?;
     let rank: u32 = rank.parse()?;
+    if rank % 2 == 1
+        && let Some(other) = std::env::var_os("OTHER_NETNS")
+    {
+        let other = std::fs::File::open(other)?;
+        // The threads that this one starts are there too.
+        move_into_link_name_space(other.as_fd(), Some(LinkNameSpaceType::Network))?;
+    }
     let gpu = gpu_of(runtime, rank, gpus.parse()?)?;
     let (secret, part) = (Secret::from_text(secret)?, (rank, ranks.parse()?));
     let join = Join::new(store, part, &secret, time_limit()).name(JOB);
     Ok((gpu, Arc::new(Tcp::join(&join)?)))
+}
+
+/// The kind of memory with this name.
+pub fn kind_named(name: &str) -> MemoryKind {
+    match name {
+        "Device" => MemoryKind::Device,
+        _ => MemoryKind::Pinned,
+    }
 }

@@ -4,16 +4,19 @@
 //!
 //! `cells` lists the settings and their valid combinations. `run` runs the ranks of a cell as
 //! threads of this process, `processes` as processes that `launch` starts. In `lost` one rank dies
-//! or stops, and the others continue; in `killed` it dies under messages of each length. `windows` has
-//! the one-sided operations, `collectives` the calls of all ranks, `words` the waits for words, `graphs`
-//! the messages in graphs, `zero_sm` those without kernels.
+//! or stops, and the others continue; in `killed` it dies under messages of each length. `calls`
+//! runs what ranks call beside messages: `windows` has the one-sided operations, `collectives` the calls of
+//! all ranks, `neighbours` the steps of a neighbourhood. `words` has the waits for words, `graphs` the
+//! messages in graphs, `zero_sm` those without kernels.
 
+pub(super) mod calls;
 mod cells;
 mod collectives;
 pub(super) mod graphs;
 pub(super) mod killed;
 mod launch;
 pub(super) mod lost;
+mod neighbours;
 pub(super) mod processes;
 mod run;
 mod windows;
@@ -31,6 +34,7 @@ use super::cover::Cell;
 use super::suite::Suite;
 use super::{CHANNELS, or_exit, parsed};
 use crate::rig::Runtime;
+use calls::Calls;
 use cells::Resources;
 use lost::Failure;
 
@@ -125,14 +129,13 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
                     move || words::words(runtime, kind, len),
                 );
             }
-            for (by, by_stream) in [("the CPU", false), ("a stream", true)] {
-                suite.add(runtime, format!("windows: {kind:?}, by {by}"), move || {
-                    windows::windows(runtime, gpus, kind, by_stream)
+            for calls in Calls::ALL {
+                let title = calls.title(kind);
+                suite.add(runtime, format!("processes: {title}"), move || {
+                    calls.processes(runtime, gpus, kind)
                 });
+                suite.add(runtime, title, move || calls.threads(runtime, gpus, kind));
             }
-            suite.add(runtime, format!("collectives: {kind:?}"), move || {
-                collectives::collectives(runtime, gpus, kind)
-            });
             // They use no NIC, so one run on the software GPU is enough.
             if runtime.has_driver() || suite.chosen.provider == Provider::Emulated {
                 suite.add(runtime, format!("graphs: {kind:?}"), move || {

@@ -26,10 +26,15 @@ const LONG: Duration = Duration::from_secs(150);
 pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     let setup = Setup::of(cell);
     let ranks = Ranks::start(ROLE, runtime, [setup.ranks, gpus], &cells::word(cell))?;
+    summary(&setup, cell, ended(ranks).into_iter())
+}
+
+/// Waits for the ends of all ranks, and returns their verdicts.
+pub(super) fn ended(ranks: Ranks) -> Vec<Verdict> {
     let long = scaled(LONG);
     let deadline = Instant::now() + long;
     let mut verdicts = Vec::new();
-    for _ in 0..setup.ranks {
+    for _ in 0..ranks.processes.len() {
         let Some((_, line)) = ranks.next_line(deadline) else {
             verdicts.push(Err(format!("a rank is not done within {long:?}").into()));
             break;
@@ -40,13 +45,12 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     let processes = ranks.release();
     if verdicts.iter().all(Verdict::is_ok) {
         for mut process in processes {
-            let status = process.0.wait()?;
-            verdicts.push(ensure(status.success(), || {
-                format!("a rank exited with {status}")
+            verdicts.push(process.0.wait().map_err(Into::into).and_then(|status| {
+                ensure(status.success(), || format!("a rank exited with {status}"))
             }));
         }
     }
-    summary(&setup, cell, verdicts.into_iter())
+    verdicts
 }
 
 /// Runs one rank.

@@ -1,20 +1,12 @@
-//! One-sided operations of ranks that are threads of this process: puts with signals around a ring,
-//! at once, prepared and without requests, gets of what was put, a count in one word, and ready words
-//! between the rounds.
-
-use std::sync::Arc;
+//! One-sided operations: puts with signals around a ring, at once, prepared and without requests, gets of
+//! what was put, a count in one word, and ready words between the rounds.
 
 use gdsync::gpu::{Condition, MemoryKind};
-use mp::bootstrap::{Bootstrap, Local};
 use mp::{Context, Memory};
 
-use super::run::gpu_of;
-use crate::rig::Runtime;
 use crate::rig::limits::time_limit;
-use crate::rig::provider;
-use crate::rig::verdict::{Verdict, text};
+use crate::rig::verdict::Verdict;
 
-const RANKS: u32 = 3;
 const ROUNDS: u64 = 24;
 const ROOM: usize = 20_000;
 /// Lengths of the puts, one after the other.
@@ -23,45 +15,8 @@ const LENGTHS: [usize; 5] = [0, 1, 300, 4096, ROOM];
 const SIGNAL: usize = ROOM;
 const COUNTER: usize = ROOM + 8;
 
-/// Runs the ranks, whose windows are memory of this kind.
-///
-/// # Errors
-/// The failures of all ranks.
-pub fn windows(runtime: Runtime, gpus: u32, kind: MemoryKind, by_stream: bool) -> Verdict {
-    ranks(runtime, gpus, |ctx| ring(ctx, kind, by_stream))
-}
-
-/// Runs `body` as each of three ranks.
-///
-/// # Errors
-/// The failures of all ranks.
-pub(super) fn ranks(
-    runtime: Runtime,
-    gpus: u32,
-    body: impl Fn(&Context) -> Verdict + Sync,
-) -> Verdict {
-    let one = |bootstrap: Arc<dyn Bootstrap>| -> Verdict {
-        let gpu = gpu_of(runtime, bootstrap.rank(), gpus)?;
-        let ctx = Context::builder().bootstrap(bootstrap).gpu(&gpu).build()?;
-        provider::check(ctx.device())?;
-        body(&ctx)
-    };
-    let verdicts: Vec<Verdict> = std::thread::scope(|scope| {
-        let jobs = Local::ranks(RANKS).into_iter();
-        let threads: Vec<_> = jobs.map(|job| scope.spawn(|| one(job))).collect();
-        let panicked = |_| Err("a rank panicked; its message is above".into());
-        let join = threads.into_iter().map(|thread| thread.join());
-        join.map(|joined| joined.unwrap_or_else(panicked)).collect()
-    });
-    let failed = verdicts.into_iter().filter_map(Verdict::err);
-    let failed: Vec<String> = failed.map(|failed| text(&failed).to_owned()).collect();
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(failed.join("\n").into()),
-    }
-}
-
-fn ring(ctx: &Context, kind: MemoryKind, by_stream: bool) -> Verdict {
+/// Runs one rank, whose window is memory of this kind.
+pub fn ring(ctx: &Context, kind: MemoryKind, by_stream: bool) -> Verdict {
     let (limit, geq) = (time_limit(), Condition::Geq);
     let (rank, size) = (ctx.rank(), ctx.size());
     let (right, left) = ((rank + 1) % size, (rank + size - 1) % size);
