@@ -4,7 +4,7 @@
  *
  *   pairs_socket latency|bandwidth BYTES WARM-UP ITERATIONS [WINDOW]
  *
- * With OTHER_NETNS, the second process is in that network namespace, and connects to FIRST_ADDRESS.
+ * With GDS_OTHER_NETNS, the second process is in that network namespace, and connects to GDS_FIRST_ADDRESS.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -71,9 +71,9 @@ int main(int argc, char **argv)
     int warm_up = atoi(argv[3]), iterations = atoi(argv[4]), window = argc > 5 ? atoi(argv[5]) : 64;
     char *out = malloc(bytes), *in = malloc(bytes), answer[4] = {0};
 
-    const char *space = getenv("OTHER_NETNS"), *address = getenv("FIRST_ADDRESS");
+    const char *space = getenv("GDS_OTHER_NETNS"), *address = getenv("GDS_FIRST_ADDRESS");
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    check(!space || (address && inet_aton(address, &at.sin_addr)), "FIRST_ADDRESS");
+    check(!space || (address && inet_aton(address, &at.sin_addr)), "GDS_FIRST_ADDRESS");
     socklen_t len = sizeof at;
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     check(bind(listener, (struct sockaddr *)&at, len) == 0 && listen(listener, 1) == 0, "listen");
@@ -82,7 +82,7 @@ int main(int argc, char **argv)
     check(child >= 0, "fork");
     int rank = child == 0;
     if (rank) {
-        check(!space || setns(open(space, O_RDONLY), CLONE_NEWNET) == 0, "OTHER_NETNS");
+        check(!space || setns(open(space, O_RDONLY), CLONE_NEWNET) == 0, "GDS_OTHER_NETNS");
         peer = socket(AF_INET, SOCK_STREAM, 0);
         check(connect(peer, (struct sockaddr *)&at, len) == 0, "connect");
     } else {

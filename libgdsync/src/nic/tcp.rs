@@ -23,7 +23,8 @@ pub struct TcpOptions {
     pub encrypted: bool,
     /// The number of sockets of a connection that this device begins, 1 to 16. Networks that limit the
     /// rate of one TCP connection carry long messages faster by several sockets. `None`: 1 to a device at
-    /// the same address and on a host with fewer than 4 processors, else 4.
+    /// the same address, and if the process may use fewer than 4 processors; else 4. Which of two devices
+    /// begins a connection is random.
     pub sockets: Option<u8>,
 }
 

@@ -90,8 +90,9 @@ impl Device {
     /// are atomic among the operations of this device and, in host memory, of the CPU.
     ///
     /// # Errors
-    /// `System` if the operating system refuses a socket, a thread or random numbers; `Invalid` if the
-    /// host does not have the address that the options name; `Unsupported` on a simulated host.
+    /// `System` if the operating system refuses a socket, a thread or random numbers; `Invalid` for
+    /// an address that the host does not have or that peers cannot use, and for a number of sockets
+    /// outside of 1 to 16; `Unsupported` on a simulated host.
     pub fn tcp(gpu: &Gpu, options: TcpOptions) -> Result<Device> {
         let provider = DeviceOptions::default().provider(Provider::Tcp);
         Device::open_with(gpu, &provider.tcp(options))

@@ -204,8 +204,8 @@ impl Builder {
     /// Sets the options of [`Path::Tcp`](crate::Path::Tcp). Without an address, `MP_IFNAME` names the
     /// address or its interface. Without that, it is the address by which this rank reached the store
     /// of the job, unless that is a loopback address, else that of the interface of the default
-    /// route. Without a key, it is that of the job ([`Bootstrap::key`]). Default: `MP_IFNAME`,
-    /// `MP_TCP_ENCRYPT`, `MP_TCP_SOCKETS`.
+    /// route. Without a key, it is that of the job ([`Bootstrap::key`]). `MP_TCP_ENCRYPT=1`
+    /// encrypts whatever the options say. Default: `MP_IFNAME`, `MP_TCP_ENCRYPT`, `MP_TCP_SOCKETS`.
     #[must_use]
     pub fn tcp(mut self, options: TcpOptions) -> Builder {
         self.tcp = Some(options);

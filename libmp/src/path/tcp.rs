@@ -41,10 +41,9 @@ impl TcpSetup {
     fn options(&self, variable: &dyn Fn(&str) -> String) -> Result<TcpOptions> {
         let mut options = self.given.unwrap_or_default();
         options.key = self.key;
-        options.encrypted = match self.given {
-            Some(given) => given.encrypted,
-            None => switch("MP_TCP_ENCRYPT", &variable("MP_TCP_ENCRYPT"))?.unwrap_or_default(),
-        };
+        // Options that say nothing about encryption must not turn it off.
+        options.encrypted |=
+            switch("MP_TCP_ENCRYPT", &variable("MP_TCP_ENCRYPT"))?.unwrap_or_default();
         options.sockets = match (options.sockets, &*variable("MP_TCP_SOCKETS")) {
             (None, "") => None,
             (None, value) => Some(sockets(value)?),
@@ -294,7 +293,8 @@ mod tests {
         assert_eq!(options, read.encrypted(true).sockets(3));
         let given = default.address(other).sockets(2);
         setup.given = Some(given);
-        assert_eq!(setup.options(&set).unwrap(), given.key([1; 32]));
+        let options = setup.options(&set).unwrap();
+        assert_eq!(options, given.key([1; 32]).encrypted(true));
         setup.given = Some(default.encrypted(true));
         let options = setup.options(&unset).unwrap();
         assert_eq!(options, default.key([1; 32]).address(other).encrypted(true));

@@ -73,8 +73,8 @@ pub(crate) struct Config {
     pub zero_sm: Option<bool>,
     pub channels: usize,
     pub start: u64,
-    /// `MP_TCP_PACK`: whether kernels pack messages of device memory that TCP carries. `None`: if the CPU cannot
-    /// load this memory.
+    /// `MP_TCP_PACK`: whether kernels pack messages of device memory that TCP carries. `None`: if the GPU
+    /// is not the software GPU.
     pub packs: Option<bool>,
     /// The file of the timeline, without the rank.
     pub trace: Option<PathBuf>,

@@ -2,8 +2,8 @@
 //! staging memory: a send is gathered into it when it is posted, by the CPU or by a kernel of its
 //! stream, and a receive is scattered from it when its message is taken in.
 //!
-//! Streams also pack single pieces of device memory that go by TCP if the CPU cannot load it: the thread of the TCP
-//! device would copy them by a copy engine, of which a short copy takes longer than a kernel.
+//! Except on the software GPU, streams also pack single pieces of device memory that go by TCP: the thread of the
+//! TCP device would copy them by a copy engine, of which a short copy takes longer than a kernel.
 
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;

@@ -344,8 +344,8 @@ impl Engine {
         };
         match status {
             Status::TRANSPORT_RETRY if device == "TCP" => format!(
-                "the TCP connection to rank {rank} broke: the rank has died, or the network to it is \
-                 interrupted"
+                "the TCP connection to rank {rank} broke or could not be made: the rank has died, \
+                 the network to it is interrupted, or a firewall blocks its port"
             ),
             Status::TRANSPORT_RETRY => format!(
                 "rank {rank} did not acknowledge a packet, and the retries of the NIC are \

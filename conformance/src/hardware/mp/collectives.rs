@@ -1,5 +1,5 @@
-//! Collective calls: in each round some ranks call by the CPU and the others by a stream, and all compare
-//! the results with those of one rank.
+//! Collective calls: in each round some ranks call by the CPU and the others by a stream, and each
+//! compares the results with its own computation in the order of the ranks.
 
 use gdsync::gpu::MemoryKind;
 use mp::{Context, Op};

@@ -59,7 +59,7 @@ impl Ranks {
     ) -> Verdict<Ranks> {
         // A secret, so that no process of another job can join.
         let secret = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
-        let host: IpAddr = match std::env::var("FIRST_ADDRESS") {
+        let host: IpAddr = match std::env::var("GDS_FIRST_ADDRESS") {
             Ok(address) => address.parse()?,
             Err(_) => Ipv4Addr::LOCALHOST.into(),
         };
@@ -132,7 +132,7 @@ pub fn join(arguments: &[String]) -> Verdict<(Gpu, Arc<Tcp>)> {
     let runtime = Runtime::named(runtime).ok_or("no such runtime")?;
     let rank: u32 = rank.parse()?;
     if rank % 2 == 1
-        && let Some(other) = std::env::var_os("OTHER_NETNS")
+        && let Some(other) = std::env::var_os("GDS_OTHER_NETNS")
     {
         let other = std::fs::File::open(other)?;
         // The threads that this one starts are there too.

@@ -41,7 +41,7 @@ use lost::Failure;
 /// Options of `conformance mp`.
 #[derive(Parser)]
 struct Choice {
-    /// Runs only on this runtime: soft or cuda. May be given twice
+    /// Runs only on this runtime: soft, cuda or hip. May be given several times
     #[arg(long = "gpu", value_name = "NAME", value_parser = runtime)]
     runtimes: Vec<Runtime>,
     /// Uses at most the first N CUDA GPUs, which the ranks share

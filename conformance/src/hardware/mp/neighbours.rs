@@ -1,5 +1,5 @@
-//! Steps with the neighbours in a ring, and with the rank itself: strided pieces, in turn by a stream and by
-//! the CPU, while the ranks beside it do the other.
+//! Steps with both neighbours in a ring and with the rank itself, of strided pieces. Each rank changes between
+//! a stream and the CPU every few steps; even and odd ranks use different ones.
 
 use gdsync::gpu::MemoryKind;
 use mp::{Context, Neighbour};

@@ -35,11 +35,13 @@ pub(super) fn ended(ranks: Ranks) -> Vec<Verdict> {
     let deadline = Instant::now() + long;
     let mut verdicts = Vec::new();
     for _ in 0..ranks.processes.len() {
-        let Some((_, line)) = ranks.next_line(deadline) else {
+        let Some((rank, line)) = ranks.next_line(deadline) else {
             verdicts.push(Err(format!("a rank is not done within {long:?}").into()));
             break;
         };
-        verdicts.push(ensure(line == DONE, || line.trim().to_owned()));
+        verdicts.push(ensure(line == DONE, || {
+            format!("rank {rank}: {}", line.trim())
+        }));
     }
     // All ranks are done, so their processes may end.
     let processes = ranks.release();

@@ -2,9 +2,8 @@
 //! last progress, then sleeps until an event of the NIC, a wake-up by the bell, or the end of a nap.
 //!
 //! A stream's store does not wake the thread. So while streams still have work to post, a nap lasts
-//! an eighth of the time since the last progress, within limits: a store without a wake-up is seen
-//! after a delay of at most an eighth of the waiting time, and of at most 1 ms. If no posts are
-//! expected, the thread sleeps.
+//! an eighth of the time since the last progress, at least 40 us and at most 1 ms: so late a store
+//! without a wake-up is seen. If no posts are expected, the thread sleeps.
 //!
 //! A thread of the application that waits may poll the rings too ([`Common::wait_until`]). The NIC's
 //! thread then leaves the work and the NIC's events to it, until it has not polled for a while.
@@ -38,7 +37,8 @@ const YIELD: Duration = Duration::from_micros(200);
 const HOLD: Duration = Duration::from_micros(10);
 const FIRST_NAP: Duration = Duration::from_micros(20);
 
-/// The states of a NIC's thread: it polls, it sleeps for at most [`ASSISTED`], or until an event.
+/// The states of a NIC's thread: it polls, it leaves the work to another thread and sleeps for at most
+/// [`ASSISTED`], or it sleeps until an event.
 const AWAKE: u32 = 0;
 const NAPS: u32 = 1;
 const SLEEPS: u32 = 2;
@@ -47,8 +47,8 @@ const SLEEPS: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::provider) enum Round {
     Idle,
-    /// No work, except that of a queue pair that another thread has. It may take long, and wakes the
-    /// NIC's thread for what it leaves.
+    /// No work, except that of a queue pair that another thread has. That thread may have it for long,
+    /// and wakes the NIC's thread for what it leaves.
     Taken,
     Busy,
 }

@@ -169,7 +169,11 @@ impl Dial {
         let [from, to] = [self.claim.from, self.claim.to];
         let serious = matches!(
             why,
-            Broken::Greeting(_) | Broken::Closed | Broken::Unanswered
+            Broken::Greeting(_)
+                | Broken::Closed
+                | Broken::Unanswered
+                | Broken::Connection(_)
+                | Broken::Late
         );
         if serious && !std::mem::replace(&mut self.logged, true) {
             tracing::warn!(

@@ -192,8 +192,8 @@ pub(crate) fn open(gpu: &Gpu, options: &TcpOptions) -> Result<Arc<dyn Nic>> {
     let ip = options.address.unwrap_or_else(address::default);
     if !address::is_for_peers(ip) {
         let what = format!(
-            "peers cannot connect to the address {ip}; select one of an interface that is not \
-             link-local"
+            "peers cannot connect to the address {ip}: it is unspecified, multicast or link-local; \
+             select another one of an interface"
         );
         return Err(Error::new(OPEN, Kind::Invalid, what));
     }

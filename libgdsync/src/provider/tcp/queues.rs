@@ -1,10 +1,10 @@
 //! One queue pair: it sends its requests as frames, executes those of the peer, and completes both.
 //!
-//! Both sides execute the other's requests in order, each after its last byte has arrived. A request is
-//! complete when the peer's count of executed requests covers it, and a READ or an atomic when its
-//! answer is there. The count travels in the head of each frame. If no frame is sent for a
-//! moment ([`delay`](super::delay)), a frame carries it alone, so an exchange of short messages costs
-//! one segment each way.
+//! Both sides execute the other's requests in order. Long payloads are stored as they arrive; a request is
+//! executed when its last byte has arrived. It is complete when the peer's count of executed requests
+//! covers it, and a READ or an atomic when its answer is there. The count travels in the head of each
+//! frame. It waits for a moment ([`delay`](super::delay)) for a frame to carry it, so an exchange of short
+//! messages costs one segment each way; then a frame carries it alone.
 //!
 //! A request that takes a receive is held back, and those behind it, until the peer has announced a
 //! receive for it. A missing receive therefore never stops the reading of a connection, and never

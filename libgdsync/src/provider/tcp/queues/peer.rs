@@ -1,4 +1,5 @@
-//! The requests and answers of the peer: each frame is executed when its last byte has arrived.
+//! The requests and answers of the peer: each frame is executed when its last byte has arrived. The
+//! payload of a long one is in place before ([`input`](super::super::input)).
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
