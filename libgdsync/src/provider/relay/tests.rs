@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gdsync_sys::verbs::consts::*;
 use mlx5_prm::cqe::{Cqe64, EntryState, classify};
@@ -584,6 +585,67 @@ fn nic_thread_does_not_spin_while_another_thread_has_the_queue_pair() {
     thread.join().expect("it ends");
     // A thread that spins does a round in less than 1 us.
     assert!(held < 10_000, "{held} rounds");
+}
+
+/// A NIC, and a stream that posts when the thread is about to sleep for the first time.
+struct Late {
+    rings: Rings,
+    posted: OnceLock<Instant>,
+}
+
+impl Source for Late {
+    type Queues = Fake;
+
+    fn name(&self) -> &str {
+        "late"
+    }
+
+    fn fd(&self) -> RawFd {
+        -1
+    }
+
+    fn take_events(&self, _: &[SharedRelay<Fake>], _: i16) -> bool {
+        false
+    }
+
+    fn before_sleep(&self, _: &[SharedRelay<Fake>]) -> bool {
+        self.posted.get_or_init(|| {
+            let one = doorbell::record_value(1);
+            self.rings.record.store32(doorbell::SND, one);
+            Instant::now()
+        });
+        false
+    }
+}
+
+/// The store of a stream does not wake the thread, and its last post is one that the thread awaits no more.
+#[test]
+fn last_post_of_a_stream_while_the_thread_goes_to_sleep_is_found_soon() {
+    let delay = || {
+        let mut rig = Rig::new(0, LIMITS);
+        let bytes = rig.wqe(SendOpcode::SEND, true);
+        rig.rings.send.write(0, &bytes);
+        rig.relay.expect(1, 0);
+        let live = gds_step::Live::new(gds_step::LiveConfig::default()).expect("a driver");
+        let late = Late {
+            rings: rig.rings,
+            posted: OnceLock::new(),
+        };
+        let common = Common::new(late, live, false, Duration::ZERO, "test").expect("a bell");
+        let common = Arc::new(common);
+        let relay = SharedRelay::new(rig.relay);
+        common.change(|relays| relays.push(relay.clone()));
+        let thread = common.spawn("late", "test").expect("a thread");
+        while relay.with(|relay| relay.queues.sends.is_empty()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let delay = common.source.posted.get().expect("posted").elapsed();
+        common.stop();
+        thread.join().expect("it ends");
+        delay
+    };
+    // A sleep that only time ends takes 100 ms. Other load may delay some tries.
+    assert!((0..20).any(|_| delay() < Duration::from_millis(50)));
 }
 
 /// A NIC that always has an event.

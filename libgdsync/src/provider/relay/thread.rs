@@ -208,11 +208,12 @@ impl<S: Source + 'static> Common<S> {
 
     /// Sends what was posted to a queue pair by the calling thread, or wakes the thread for it.
     pub fn push(&self, relay: &SharedRelay<S::Queues>) {
-        // With few processors, a thread that naps does the rest after the lease: it would take the
-        // processor from the thread that has posted, and that is likely to wait now.
-        let later = self.spin < SPIN && self.state.load(Ordering::Relaxed) == NAPS;
         let push = |relay: &mut Relay<S::Queues>| {
             relay.push();
+            // With few processors, a thread that naps does the rest after the lease: it would take the
+            // processor from the thread that has posted, and that is likely to wait now. Read behind
+            // the lock, as `ring_sleeper` demands.
+            let later = self.spin < SPIN && self.state.load(Ordering::Relaxed) == NAPS;
             relay.has_ends() || !later && relay.queues.needs_thread()
         };
         if relay.try_with(push).unwrap_or(true) {
@@ -386,21 +387,22 @@ impl<S: Source + 'static> Common<S> {
                 }
             });
         }
+        // Before the last round: a stream that posts all that it has announced behind this look is found by
+        // that round.
+        let awaits = |relay: &SharedRelay<S::Queues>| relay.with(|relay| relay.awaits());
+        let awaited = relays.iter().any(awaits);
         let news = self.stop.load(Ordering::Acquire)
             || seen != Some(self.changes.load(Ordering::Relaxed))
             || self.round(relays) == Round::Busy
             || self.source.before_sleep(relays);
-        let woken = news || self.nap_until_event(relays, idle);
+        let woken = news || self.nap_until_event(relays, awaited.then_some(idle));
         self.state.store(AWAKE, Ordering::Relaxed);
         woken
     }
 
-    fn nap_until_event(&self, relays: &[SharedRelay<S::Queues>], idle: Duration) -> bool {
-        let awaits = |relay: &SharedRelay<S::Queues>| relay.with(|relay| relay.awaits());
-        let nap = match relays.iter().any(awaits) {
-            true => (idle / 8).clamp(SHORTEST_NAP, LONGEST_NAP),
-            false => SLEEP,
-        };
+    /// `awaits`: streams are going to post, and the thread has been idle for so long.
+    fn nap_until_event(&self, relays: &[SharedRelay<S::Queues>], awaits: Option<Duration>) -> bool {
+        let nap = awaits.map_or(SLEEP, |idle| (idle / 8).clamp(SHORTEST_NAP, LONGEST_NAP));
         let due = |relay: &SharedRelay<S::Queues>| relay.with(|relay| relay.queues.due());
         let due = relays.iter().filter_map(due).min();
         let nap = due.map_or(nap, |due| {
