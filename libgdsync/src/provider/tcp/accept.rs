@@ -336,6 +336,11 @@ impl Source for Acceptor {
         true
     }
 
+    fn before_sleep(&self, _: &[SharedRelay<TcpQueues>]) -> bool {
+        // A queue pair that was connected since the last work may be that of an early connection.
+        self.work()
+    }
+
     fn work(&self) -> bool {
         let pending = &mut *self.pending.lock();
         let over = |since: Instant| since.elapsed() > PAUSE;
