@@ -89,6 +89,12 @@ impl Payload {
             short: len <= SHORT,
         }
     }
+
+    /// Whether bytes are still to be stored in memory of the registration with this key.
+    pub fn is_of(&self, key: u32) -> bool {
+        let mut pieces = self.sink.pieces[self.sink.next..].iter();
+        pieces.any(|piece| piece.key == key)
+    }
 }
 
 pub struct Input {

@@ -16,6 +16,8 @@ pub type Pieces = SmallVec<[Piece; 2]>;
 /// A range of registered memory, which it keeps.
 #[derive(Clone)]
 pub struct Piece {
+    /// The key of the registration.
+    pub key: u32,
     region: Region,
     /// The CPU's view of the region, if the CPU loads and stores its memory.
     host: Option<Mapped>,
@@ -161,6 +163,7 @@ impl Registrations {
         let end = offset.checked_add(len.into())?;
         let inside = end <= registration.region.len() as u64;
         (known && inside).then(|| Piece {
+            key,
             region: registration.region.clone(),
             host: registration.host,
             offset: offset as usize,

@@ -102,6 +102,8 @@ pub enum Broken {
     NotNow,
     Late,
     Refused,
+    /// The registration of memory in use has ended.
+    Withdrawn,
     Stopped,
     Gpu,
 }
@@ -127,6 +129,7 @@ impl fmt::Display for Broken {
             Broken::NotNow => write!(f, "the queue pair of the other side is not connected"),
             Broken::Late => write!(f, "the other side did not answer in time"),
             Broken::Refused => write!(f, "a request was refused"),
+            Broken::Withdrawn => write!(f, "the registration of memory in use has ended"),
             Broken::Stopped => write!(f, "the queue pair was put in error"),
             Broken::Gpu => write!(f, "the memory of the GPU cannot be accessed"),
         }
@@ -334,6 +337,13 @@ impl Nic for TcpNic {
 
     fn dereg_mr(&self, keys: MrKeys) {
         self.shared.registrations.remove(keys);
+        // No later request finds the memory. A request of a peer that is being executed in it ends.
+        let relays: Vec<_> = self.common.source.qps.lock().values().cloned().collect();
+        let withdraw =
+            |relay: &SharedRelay<TcpQueues>| relay.with(|relay| relay.queues.withdraw(keys.rkey));
+        if relays.iter().filter(|relay| withdraw(relay)).count() > 0 {
+            self.common.ring();
+        }
     }
 
     fn keeps_order(&self) -> bool {
@@ -481,7 +491,7 @@ impl Nic for TcpNic {
         });
         self.common
             .change(|relays| relays.retain(|other| !other.is(&relay)));
-        self.dereg_mr(ring);
+        self.shared.registrations.remove(ring);
     }
 
     fn is_on_host(&self) -> bool {

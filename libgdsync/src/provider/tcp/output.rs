@@ -170,6 +170,25 @@ impl Output {
         next.is_some_and(|(chunk, _)| matches!(chunk.is_done(), Ok(false)))
     }
 
+    /// Number of bytes that were pushed.
+    pub fn pushed(&self) -> u64 {
+        self.pushed
+    }
+
+    /// Number of those that the connection has taken.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Whether memory of the registration with this key is still to be sent.
+    pub fn is_of(&self, key: u32) -> bool {
+        self.parts.iter().any(|part| match part {
+            Part::Staged(_) => false,
+            Part::Memory(memory) => memory.key == key,
+            Part::Chunks(copied) => copied.rest.key == key,
+        })
+    }
+
     /// Number of bytes that the connection has not taken.
     #[cfg(test)]
     pub fn left(&self) -> u64 {

@@ -346,6 +346,10 @@ impl Queues for TcpQueues {
             Ok(wrote) => wrote || self.output.waits(),
             Err(e) => {
                 let why = e.raw_os_error().map_or(Broken::Gpu, Broken::Connection);
+                // What the peer has sent before counts: it may have executed requests, or refused one.
+                if matches!(why, Broken::Connection(_)) {
+                    while matches!(self.receive(), Ok(true)) {}
+                }
                 self.end_connection(why, IBV_WC_RETRY_EXC_ERR);
                 true
             }

@@ -105,7 +105,7 @@ impl TcpQueues {
                     self.confirmed = true;
                     // The answer itself is not there yet.
                     if head.kind != Kind::Response {
-                        self.requests.retire(head.ack, &mut self.done)?;
+                        self.retire(head.ack)?;
                     }
                     self.begin(head)?;
                 }
@@ -126,6 +126,27 @@ impl TcpQueues {
             }
             busy = true;
         }
+    }
+
+    /// Completes the requests that the peer has executed.
+    fn retire(&mut self, ack: u64) -> Result<(), Broken> {
+        let taken = self.output.taken();
+        self.requests.retire(ack, taken, &mut self.done)
+    }
+
+    /// The registration with this key has ended: a request of the peer that is being executed in its memory
+    /// ends the connection. Returns whether there was one.
+    pub fn withdraw(&mut self, key: u32) -> bool {
+        let executed = match &self.peer.body {
+            Body::Head => false,
+            Body::Payload(_, payload) => payload.is_of(key),
+            Body::Operands(_, word) => word.key == key,
+        };
+        let withdrawn = executed || self.output.is_of(key);
+        if withdrawn {
+            self.end_connection(Broken::Withdrawn, IBV_WC_RETRY_EXC_ERR);
+        }
+        withdrawn
     }
 
     /// The memory that a request of the peer names, if it may access it like this.
@@ -257,7 +278,7 @@ impl TcpQueues {
     fn end_payload(&mut self, head: &Head) -> Result<(), Broken> {
         if head.kind == Kind::Response {
             self.requests.answered();
-            return self.requests.retire(head.ack, &mut self.done);
+            return self.retire(head.ack);
         }
         if self.refusal.is_some() {
             return Ok(());

@@ -26,6 +26,8 @@ struct Request {
     sink: Sink,
     len: u32,
     answered: bool,
+    /// The position of its last byte in the output, once it is queued for the connection.
+    end: u64,
 }
 
 /// The bytes behind the head of a request.
@@ -120,10 +122,20 @@ impl Requests {
         all.find(|request| request.kind.fetches() && !request.answered)
     }
 
-    /// Completes the requests that the peer has executed: all with lower numbers than `ack`.
-    pub fn retire(&mut self, ack: u64, done: &mut VecDeque<ibv_wc>) -> Result<(), Broken> {
+    /// Completes the requests that the peer has executed: all with lower numbers than `ack`. The
+    /// connection has taken so many bytes of the output: a peer that counts more would make memory free
+    /// that is still sent.
+    pub fn retire(
+        &mut self,
+        ack: u64,
+        taken: u64,
+        done: &mut VecDeque<ibv_wc>,
+    ) -> Result<(), Broken> {
         let executed = ack.wrapping_sub(self.first);
-        if executed > self.queued() as u64 {
+        let queued = self.queued() as u64;
+        let last = executed.checked_sub(1).filter(|_| executed <= queued);
+        let last = last.and_then(|last| self.outstanding.get(last as usize));
+        if executed > queued || last.is_some_and(|last| last.end > taken) {
             return Err(Broken::Frame("it counts requests that were not sent"));
         }
         for _ in 0..executed {
@@ -210,6 +222,7 @@ impl TcpQueues {
             sink,
             len: len as u32,
             answered: false,
+            end: 0,
         });
         if !self.requests.held.is_empty() || !self.may_send(kind) {
             self.requests.held.push_back((head.used(), data.kept()));
@@ -230,6 +243,7 @@ impl TcpQueues {
             self.counts.take();
         }
         self.push_head(head);
+        let mut there = true;
         match data {
             Data::Inline(sges) => {
                 for sge in sges {
@@ -239,10 +253,16 @@ impl TcpQueues {
             Data::Bytes(bytes) => self.output.push_bytes(&bytes),
             Data::Memory(pieces) => {
                 let mut pieces = pieces.into_iter();
-                return pieces.all(|piece| self.output.push_memory(piece));
+                there = pieces.all(|piece| self.output.push_memory(piece));
             }
         }
-        true
+        // It is the last one that is not held.
+        let last = self.requests.queued().checked_sub(1);
+        let request = last.and_then(|last| self.requests.outstanding.get_mut(last));
+        if let Some(request) = request {
+            request.end = self.output.pushed();
+        }
+        there
     }
 
     /// Queues the held requests for which the peer has receives.

@@ -2,6 +2,7 @@
 //! sockets cannot test.
 
 use super::*;
+use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::provider::tcp::frame::HEAD;
 use crate::provider::tcp::poller::Poller;
 use crate::provider::tcp::queues::requests::FETCHES;
@@ -18,6 +19,8 @@ struct Script {
     heard: Vec<u8>,
     /// Whether it takes no bytes.
     full: bool,
+    /// Whether the connection was reset behind what it says.
+    reset: bool,
 }
 
 type Peer = Arc<gds_step::Mutex<Script>>;
@@ -28,7 +31,7 @@ impl Wire for ByHand {
     unsafe fn read(&mut self, into: &[libc::iovec]) -> io::Result<usize> {
         let mut script = self.0.lock();
         let room = into[0].iov_len;
-        assert!(into.len() == 1 && script.says.len() <= room);
+        assert!(script.says.len() <= room);
         if script.says.is_empty() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -43,6 +46,9 @@ impl Wire for ByHand {
 
     unsafe fn write(&mut self, from: &[libc::iovec]) -> io::Result<usize> {
         let mut script = self.0.lock();
+        if script.reset {
+            return Err(io::Error::from_raw_os_error(libc::ECONNRESET));
+        }
         if script.full {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -376,4 +382,95 @@ fn a_reset_sends_the_last_counts() {
     let counts: Vec<u64> = heard(&peer).iter().map(|head| head.ack).collect();
     assert_eq!(counts, [1]);
     assert_eq!(executed(&mut queues), 0);
+}
+
+#[test]
+fn requests_that_the_connection_has_not_taken_are_not_executed() {
+    let (mut queues, peer) = confirmed(1);
+    peer.lock().full = true;
+    for (wr_id, opcode) in [(1, IBV_WR_RDMA_WRITE), (2, IBV_WR_SEND)] {
+        assert_eq!(post(&mut queues, wr_id, opcode, false), 0);
+    }
+    peer.lock().full = false;
+    queues.flush();
+    peer.lock().full = true;
+    assert_eq!(post(&mut queues, 3, IBV_WR_RDMA_WRITE, false), 0);
+    say(&mut queues, &peer, &[ack(2)]);
+    assert_eq!(
+        ends(&mut queues),
+        [(1, IBV_WC_SUCCESS), (2, IBV_WC_SUCCESS)]
+    );
+    say(&mut queues, &peer, &[ack(3)]);
+    assert!(matches!(queues.link, Link::Broken));
+    assert_eq!(ends(&mut queues), [(3, IBV_WC_RETRY_EXC_ERR)]);
+}
+
+#[test]
+fn what_came_before_a_reset_counts() {
+    for refused in [false, true] {
+        let (mut queues, peer) = confirmed(0);
+        post(&mut queues, 1, IBV_WR_RDMA_WRITE, false);
+        let refusal = Head {
+            syndrome: IBV_WC_REM_ACCESS_ERR as u8,
+            ..Head::new(Kind::Refuse, 0)
+        };
+        let last = if refused { refusal } else { ack(1) };
+        peer.lock().says = last.encode().to_vec();
+        peer.lock().reset = true;
+        post(&mut queues, 2, IBV_WR_RDMA_WRITE, false);
+        let wanted = match refused {
+            true => [(1, IBV_WC_REM_ACCESS_ERR), (2, IBV_WC_WR_FLUSH_ERR)],
+            false => [(1, IBV_WC_SUCCESS), (2, IBV_WC_RETRY_EXC_ERR)],
+        };
+        assert_eq!(ends(&mut queues), wanted);
+    }
+}
+
+/// Memory that the peer may access, and the head of a request of half of it.
+fn exposed(queues: &TcpQueues, kind: Kind) -> (Region, MrKeys, Head) {
+    let region = Gpu::open("soft").unwrap();
+    let region = region.alloc(MemoryKind::Pinned, 64 * 1024).unwrap();
+    let keys = queues
+        .shared
+        .registrations
+        .add(queues.pd, &region, Access::ALL);
+    let head = Head {
+        addr: region.addr().0,
+        rkey: keys.rkey,
+        ..Head::new(kind, 32 * 1024)
+    };
+    (region, keys, head)
+}
+
+#[test]
+fn the_end_of_a_registration_ends_a_write_in_progress() {
+    let (mut queues, peer) = confirmed(0);
+    let (region, keys, head) = exposed(&queues, Kind::Write);
+    peer.lock().says = head.encode().to_vec();
+    queues.progress();
+    peer.lock().says = vec![7; 16 * 1024];
+    queues.progress();
+    let mut bytes = [0; 16 * 1024];
+    region.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 16 * 1024]);
+    queues.shared.registrations.remove(keys);
+    assert!(!queues.withdraw(keys.rkey + 1), "another registration");
+    assert!(region.handles() > 1);
+    assert!(queues.withdraw(keys.rkey));
+    assert!(matches!(queues.link, Link::Broken));
+    assert_eq!(region.handles(), 1);
+    assert!(!queues.withdraw(keys.rkey));
+}
+
+#[test]
+fn the_end_of_a_registration_ends_a_read_in_progress() {
+    let (mut queues, peer) = confirmed(0);
+    let (region, keys, head) = exposed(&queues, Kind::Read);
+    peer.lock().full = true;
+    say(&mut queues, &peer, &[head]);
+    queues.shared.registrations.remove(keys);
+    assert!(!queues.withdraw(keys.rkey + 1), "another registration");
+    assert!(queues.withdraw(keys.rkey));
+    assert!(matches!(queues.link, Link::Broken));
+    assert_eq!(region.handles(), 1);
 }
