@@ -132,10 +132,9 @@ impl Requests {
         done: &mut VecDeque<ibv_wc>,
     ) -> Result<(), Broken> {
         let executed = ack.wrapping_sub(self.first);
-        let queued = self.queued() as u64;
-        let last = executed.checked_sub(1).filter(|_| executed <= queued);
-        let last = last.and_then(|last| self.outstanding.get(last as usize));
-        if executed > queued || last.is_some_and(|last| last.end > taken) {
+        let sent =
+            |last: u64| last < self.queued() as u64 && self.outstanding[last as usize].end <= taken;
+        if !executed.checked_sub(1).is_none_or(sent) {
             return Err(Broken::Frame("it counts requests that were not sent"));
         }
         for _ in 0..executed {
