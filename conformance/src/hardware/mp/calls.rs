@@ -8,11 +8,11 @@ use mp::bootstrap::{Bootstrap, Local};
 
 use super::launch::{DONE, Ranks, join, kind_named};
 use super::processes::ended;
-use super::run::gpu_of;
+use super::run::{gpu_of, merged};
 use super::{collectives, neighbours, windows};
 use crate::rig::Runtime;
 use crate::rig::provider;
-use crate::rig::verdict::{Verdict, text};
+use crate::rig::verdict::Verdict;
 
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp-calls";
@@ -64,7 +64,7 @@ impl Calls {
             let join = threads.into_iter().map(|thread| thread.join());
             join.map(|joined| joined.unwrap_or_else(panicked)).collect()
         });
-        merged(verdicts)
+        merged(verdicts.into_iter())
     }
 
     /// Runs the ranks as processes.
@@ -73,7 +73,8 @@ impl Calls {
     /// The failures of all ranks.
     pub fn processes(self, runtime: Runtime, gpus: u32, kind: MemoryKind) -> Verdict {
         let more = format!("{self:?}:{kind:?}");
-        merged(ended(Ranks::start(ROLE, runtime, [RANKS, gpus], &more)?))
+        let ranks = Ranks::start(ROLE, runtime, [RANKS, gpus], &more)?;
+        merged(ended(ranks).into_iter())
     }
 
     fn play(self, ctx: &Context, kind: MemoryKind) -> Verdict {
@@ -84,16 +85,6 @@ impl Calls {
             Calls::Collectives => collectives::rounds(ctx, kind),
             Calls::Neighbours => neighbours::steps(ctx, kind),
         }
-    }
-}
-
-/// One verdict, with the failures of all.
-fn merged(verdicts: Vec<Verdict>) -> Verdict {
-    let failed = verdicts.into_iter().filter_map(Verdict::err);
-    let failed: Vec<String> = failed.map(|failed| text(&failed).to_owned()).collect();
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(failed.join("\n").into()),
     }
 }
 

@@ -126,16 +126,22 @@ pub(super) fn summary(
     cell: &Cell,
     verdicts: impl Iterator<Item = Verdict>,
 ) -> Verdict {
-    let failed: Vec<String> = verdicts
-        .filter_map(Verdict::err)
-        .map(|failed| text(&failed).to_owned())
-        .collect();
-    if failed.is_empty() {
-        let (messages, bytes) = setup.cost();
-        MESSAGES.fetch_add(messages as u64, Ordering::Relaxed);
-        BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
-        return Ok(());
+    if let Err(failed) = merged(verdicts) {
+        let again = format!("conformance mp --cell {}", cells::word(cell));
+        return Err(format!("{}\nagain with: {again}", text(&failed)).into());
     }
-    let again = format!("conformance mp --cell {}", cells::word(cell));
-    Err(format!("{}\nagain with: {again}", failed.join("\n")).into())
+    let (messages, bytes) = setup.cost();
+    MESSAGES.fetch_add(messages as u64, Ordering::Relaxed);
+    BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
+    Ok(())
+}
+
+/// One verdict, with the failures of all ranks.
+pub(super) fn merged(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
+    let failed = verdicts.filter_map(Verdict::err);
+    let failed: Vec<String> = failed.map(|failed| text(&failed).to_owned()).collect();
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(failed.join("\n").into()),
+    }
 }
