@@ -16,7 +16,7 @@ use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::entries::Kind;
-use super::thread::{Common, SharedRelay, Source};
+use super::thread::{Common, SPIN, SharedRelay, Source};
 use super::*;
 
 const QPN: u32 = 0x42;
@@ -646,6 +646,45 @@ fn last_post_of_a_stream_while_the_thread_goes_to_sleep_is_found_soon() {
     };
     // A sleep that only time ends takes 100 ms. Other load may delay some tries.
     assert!((0..20).any(|_| delay() < Duration::from_millis(50)));
+}
+
+/// The thread that has taken the work may sleep when a stream posts, or do something else.
+#[test]
+fn posts_of_streams_are_found_while_another_thread_has_the_work() {
+    let rig = Rig::new(0, LIMITS);
+    let bytes = rig.wqe(SendOpcode::SEND, true);
+    rig.rings.send.write(0, &bytes);
+    let record = rig.rings.record;
+    let live = gds_step::Live::new(gds_step::LiveConfig::default()).expect("a driver");
+    let common = Common::new(Counted::default(), live, false, SPIN, "test").expect("a bell");
+    let common = Arc::new(common);
+    let relay = SharedRelay::new(rig.relay);
+    common.change(|relays| relays.push(relay.clone()));
+    let forever = Time::from_nanos(u64::MAX / 2);
+    common.assist(forever);
+    let thread = common.spawn("counted", "test").expect("a thread");
+    let rounds = || common.source.0.load(Ordering::Relaxed);
+    // It leaves the work, up to the announcement.
+    let mut before = rounds();
+    loop {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = rounds();
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    relay.with(|relay| relay.expect(1, 0));
+    common.ring();
+    while rounds() == before {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    record.store32(doorbell::SND, doorbell::record_value(1));
+    while relay.with(|relay| relay.queues.sends.is_empty()) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    common.stop();
+    thread.join().expect("it ends");
 }
 
 /// A NIC that always has an event.

@@ -6,7 +6,8 @@
 //! without a wake-up is seen. If no posts are expected, the thread sleeps.
 //!
 //! A thread of the application that waits may poll the rings too ([`Common::wait_until`]). The NIC's
-//! thread then leaves the work and the NIC's events to it, until it has not polled for a while.
+//! thread then leaves the work and the NIC's events to it, until it has not polled for a while. With
+//! enough processors, the NIC's thread goes on while streams still have work to post.
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -307,9 +308,13 @@ impl<S: Source + 'static> Common<S> {
         let mut relays = Vec::new();
         let mut seen = None;
         let mut last = Instant::now();
+        let mut awaited = true;
         while !self.stop.load(Ordering::Acquire) {
             self.follow(&mut relays, &mut seen);
-            if self.is_leased() {
+            // The other thread may sleep, or have gone, when a stream posts. A round follows the look that
+            // finds no awaited posts: the last of them may be behind the round before.
+            let awaits = !self.is_leased() || self.spin >= SPIN && relays.iter().any(may_await);
+            if !std::mem::replace(&mut awaited, awaits) && !awaits {
                 self.rest(|| true);
                 continue;
             }
@@ -426,6 +431,11 @@ impl<S: Source + 'static> Common<S> {
         }
         (rung, fds[1].revents)
     }
+}
+
+/// Whether streams have announced posts that they have not made yet, or another thread has the queue pair.
+fn may_await<Q: Queues>(relay: &SharedRelay<Q>) -> bool {
+    relay.try_with(|relay| relay.awaits()).unwrap_or(true)
 }
 
 fn wait_for(fd: RawFd) -> libc::pollfd {
