@@ -203,6 +203,8 @@ struct Side {
     first: u64,
     /// Index up to which the ring is read: basic blocks, or receives.
     head: u32,
+    /// Index up to which streams are going to post; that of `head` if the CPU has posted more.
+    expected: u16,
     /// Number of requests at the device.
     posted: usize,
     entries: Entries,
@@ -214,9 +216,16 @@ impl Side {
             flight: VecDeque::with_capacity(room),
             first: 0,
             head: start,
+            expected: start as u16,
             posted: 0,
             entries,
         }
+    }
+
+    /// Whether posts of streams are announced that were not read yet. The longest queue has half of all
+    /// indices: a queue that streams fill is behind by that number.
+    fn awaits(&self) -> bool {
+        (1..=LONGEST).contains(&self.expected.wrapping_sub(self.head as u16))
     }
 
     fn next(&self) -> u64 {
@@ -227,6 +236,10 @@ impl Side {
         self.posted += usize::from(matches!(request.stage, Stage::Posted));
         self.flight.push_back(request);
         self.head = self.head.wrapping_add(size);
+        // Otherwise it would seem to be ahead once the CPU has posted half of all indices.
+        if !self.awaits() {
+            self.expected = self.head as u16;
+        }
     }
 
     fn done(&mut self, number: u64, outcome: Outcome) {
@@ -291,7 +304,7 @@ impl Side {
     fn reset(&mut self, start: u32) {
         self.first = self.next();
         self.flight.clear();
-        (self.head, self.posted) = (start, 0);
+        (self.head, self.expected, self.posted) = (start, start as u16, 0);
     }
 }
 
@@ -303,8 +316,6 @@ pub(in crate::provider) struct Relay<Q> {
     /// The destinations of its datagrams; `None`: the queue pair is a connection.
     handles: Option<Arc<Handles>>,
     state: State,
-    /// The indices of send and receive queue up to which streams are going to post.
-    expected: (u16, u16),
     send: Side,
     recv: Side,
     /// The pieces of the request that is being posted.
@@ -323,7 +334,6 @@ impl<Q: Queues> Relay<Q> {
             limits,
             handles: None,
             state: State::Down,
-            expected: (rings.start as u16, rings.start as u16),
             send: Side::new(rings.start, blocks, rings.send_entries),
             recv: Side::new(rings.start, slots, rings.recv_entries),
             sges: Vec::with_capacity(2 * MAX_SEGMENTS),
@@ -340,19 +350,12 @@ impl<Q: Queues> Relay<Q> {
 
     /// Announces that streams are going to post up to these indices.
     pub fn expect(&mut self, send: u32, recv: u32) {
-        self.expected = (send as u16, recv as u16);
+        (self.send.expected, self.recv.expected) = (send as u16, recv as u16);
     }
 
-    /// Whether streams have announced posts that they have not made yet.
+    /// Whether streams have announced posts that were not read yet.
     pub fn awaits(&self) -> bool {
-        let behind = |expected: u16, at: usize| {
-            let index = doorbell::record_index(self.rings.record.load32(at));
-            // The longest queue has half of all indices: a queue that streams fill is behind by
-            // that number.
-            (1..=LONGEST).contains(&expected.wrapping_sub(index))
-        };
-        let (send, recv) = self.expected;
-        self.state != State::Down && (behind(send, doorbell::SND) || behind(recv, doorbell::RCV))
+        self.state != State::Down && (self.send.awaits() || self.recv.awaits())
     }
 
     /// Starts to poll the rings: the device's queue pair is connected.
@@ -399,7 +402,6 @@ impl<Q: Queues> Relay<Q> {
     pub fn down(&mut self) {
         self.state = State::Down;
         while self.queues.poll(&mut self.wcs) > 0 {}
-        self.expect(self.rings.start, self.rings.start);
         self.send.reset(self.rings.start);
         self.recv.reset(self.rings.start);
     }

@@ -414,11 +414,16 @@ fn relay_awaits_announced_posts_of_streams() {
         assert!(!rig.relay.awaits());
         rig.relay.expect(start + 2, start + 1);
         rig.post_sends(2);
+        rig.run();
         assert!(rig.relay.awaits());
         rig.receive();
+        // Posted, and not read.
+        assert!(rig.relay.awaits());
+        rig.run();
         assert!(!rig.relay.awaits());
         // The CPU posts more.
         rig.send(SendOpcode::SEND, true);
+        rig.run();
         assert!(!rig.relay.awaits());
         rig.relay.down();
         assert!(!rig.relay.awaits());
@@ -466,6 +471,17 @@ fn relay_awaits_up_to_the_longest_queue() {
         assert!(rig.relay.awaits());
         rig.relay.expect(start, start.wrapping_add(1 << 15));
         assert!(rig.relay.awaits());
+    }
+}
+
+#[test]
+fn relay_awaits_nothing_however_much_the_cpu_posts() {
+    let mut rig = Rig::new(0, LIMITS);
+    for _ in 0..(1 << 16) + 1 {
+        rig.send(SendOpcode::SEND, false);
+        rig.run();
+        assert!(!rig.relay.awaits());
+        rig.finish(IBV_WC_SUCCESS);
     }
 }
 
@@ -648,43 +664,51 @@ fn last_post_of_a_stream_while_the_thread_goes_to_sleep_is_found_soon() {
     assert!((0..20).any(|_| delay() < Duration::from_millis(50)));
 }
 
-/// The thread that has taken the work may sleep when a stream posts, or do something else.
+/// The thread that has taken the work may sleep when a stream posts, or do something else. A stream that is fast
+/// posts before the thread looks.
 #[test]
 fn posts_of_streams_are_found_while_another_thread_has_the_work() {
-    let rig = Rig::new(0, LIMITS);
-    let bytes = rig.wqe(SendOpcode::SEND, true);
-    rig.rings.send.write(0, &bytes);
-    let record = rig.rings.record;
-    let live = gds_step::Live::new(gds_step::LiveConfig::default()).expect("a driver");
-    let common = Common::new(Counted::default(), live, false, SPIN, "test").expect("a bell");
-    let common = Arc::new(common);
-    let relay = SharedRelay::new(rig.relay);
-    common.change(|relays| relays.push(relay.clone()));
-    let forever = Time::from_nanos(u64::MAX / 2);
-    common.assist(forever);
-    let thread = common.spawn("counted", "test").expect("a thread");
-    let rounds = || common.source.0.load(Ordering::Relaxed);
-    // It leaves the work, up to the announcement.
-    let mut before = rounds();
-    loop {
-        std::thread::sleep(Duration::from_millis(20));
-        let now = rounds();
-        if now == before {
-            break;
+    for posts_first in [false, true] {
+        let rig = Rig::new(0, LIMITS);
+        let bytes = rig.wqe(SendOpcode::SEND, true);
+        rig.rings.send.write(0, &bytes);
+        let record = rig.rings.record;
+        let post = || record.store32(doorbell::SND, doorbell::record_value(1));
+        let live = gds_step::Live::new(gds_step::LiveConfig::default()).expect("a driver");
+        let common = Common::new(Counted::default(), live, false, SPIN, "test").expect("a bell");
+        let common = Arc::new(common);
+        let relay = SharedRelay::new(rig.relay);
+        common.change(|relays| relays.push(relay.clone()));
+        common.assist(Time::from_nanos(u64::MAX / 2));
+        let thread = common.spawn("counted", "test").expect("a thread");
+        let pause = || std::thread::sleep(Duration::from_millis(20));
+        let rounds = || common.source.0.load(Ordering::Relaxed);
+        // It leaves the work, up to the announcement.
+        pause();
+        let before = rounds();
+        pause();
+        assert_eq!(rounds(), before);
+        relay.with(|relay| relay.expect(1, 0));
+        if posts_first {
+            post();
         }
-        before = now;
+        common.announce();
+        if !posts_first {
+            pause();
+            post();
+        }
+        while relay.with(|relay| relay.queues.sends.is_empty()) {
+            pause();
+        }
+        // Then it leaves the work again.
+        let mut before = rounds();
+        while {
+            pause();
+            std::mem::replace(&mut before, rounds()) != before
+        } {}
+        common.stop();
+        thread.join().expect("it ends");
     }
-    relay.with(|relay| relay.expect(1, 0));
-    common.ring();
-    while rounds() == before {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    record.store32(doorbell::SND, doorbell::record_value(1));
-    while relay.with(|relay| relay.queues.sends.is_empty()) {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    common.stop();
-    thread.join().expect("it ends");
 }
 
 /// A NIC that always has an event.

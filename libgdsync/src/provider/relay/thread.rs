@@ -108,6 +108,9 @@ pub(in crate::provider) struct Common<S: Source> {
     stop: AtomicBool,
     /// Until when another thread does the work: a [`Time`] of the host. A hint, so it is relaxed.
     leased: AtomicU64,
+    /// Whether streams may have announced posts that were not read yet. Stored after the announcement,
+    /// which is under the lock of its queue pair, and before [`Common::ring`], as `state` demands.
+    announced: AtomicBool,
 }
 
 impl<S: Source + 'static> Common<S> {
@@ -139,6 +142,7 @@ impl<S: Source + 'static> Common<S> {
             state: AtomicU32::new(AWAKE),
             stop: AtomicBool::new(false),
             leased: AtomicU64::new(0),
+            announced: AtomicBool::new(false),
         })
     }
 
@@ -201,6 +205,12 @@ impl<S: Source + 'static> Common<S> {
         }
     }
 
+    /// As [`Common::ring`], behind [`Relay::expect`]: the thread does not leave these posts to another one.
+    pub fn announce(&self) {
+        self.announced.store(true, Ordering::Relaxed);
+        self.ring();
+    }
+
     /// Ends the thread.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
@@ -259,7 +269,9 @@ impl<S: Source + 'static> Common<S> {
             }
             let idle = now.since(*last.get_or_insert(now));
             if idle >= YIELD {
-                let sleep = nap.min(deadline.since(now));
+                // The NIC's thread may take the bytes for which this one sleeps, while streams post.
+                let beside = self.spin >= SPIN && self.announced.load(Ordering::Relaxed);
+                let sleep = if beside { FIRST_NAP } else { nap }.min(deadline.since(now));
                 self.lease(now + sleep + ASSISTED);
                 poll(&mut [wait_for(self.source.fd())], sleep);
                 now = self.host.now();
@@ -308,14 +320,11 @@ impl<S: Source + 'static> Common<S> {
         let mut relays = Vec::new();
         let mut seen = None;
         let mut last = Instant::now();
-        let mut awaited = true;
         while !self.stop.load(Ordering::Acquire) {
             self.follow(&mut relays, &mut seen);
-            // The other thread may sleep, or have gone, when a stream posts. A round follows the look that
-            // finds no awaited posts: the last of them may be behind the round before.
-            let awaits = !self.is_leased() || self.spin >= SPIN && relays.iter().any(may_await);
-            if !std::mem::replace(&mut awaited, awaits) && !awaits {
-                self.rest(|| true);
+            if self.is_leased() && !self.streams_post(&relays) {
+                let none = || self.spin < SPIN || !self.announced.load(Ordering::Relaxed);
+                self.rest(&mut last, none);
                 continue;
             }
             let round = self.round(&mut relays);
@@ -331,7 +340,10 @@ impl<S: Source + 'static> Common<S> {
                 let taken = self.round(relays) == Round::Taken;
                 taken && relays.iter().filter_map(awaits).all(|awaits| !awaits)
             };
-            if round == Round::Taken && self.spin < SPIN && self.rest(|| alone(&mut relays)) {
+            if round == Round::Taken
+                && self.spin < SPIN
+                && self.rest(&mut last, || alone(&mut relays))
+            {
                 continue;
             }
             let idle = last.elapsed();
@@ -345,13 +357,31 @@ impl<S: Source + 'static> Common<S> {
         }
     }
 
+    /// Whether streams have announced posts, not all of which were read: with enough processors, the thread
+    /// goes on beside the one that has the work, which may sleep, or have gone, when they post.
+    fn streams_post(&self, relays: &[SharedRelay<S::Queues>]) -> bool {
+        // Cleared before the look, so that later announcements are kept.
+        if self.spin < SPIN || !self.announced.swap(false, Ordering::Relaxed) {
+            return false;
+        }
+        // A queue pair that another thread has is looked at again.
+        let may_await =
+            |relay: &SharedRelay<S::Queues>| relay.try_with(|r| r.awaits()).unwrap_or(true);
+        let awaits = relays.iter().any(may_await);
+        if awaits {
+            self.announced.store(true, Ordering::Relaxed);
+        }
+        awaits
+    }
+
     /// Naps while another thread does the work, if `goes_on` finds that it does. Returns whether it did.
-    fn rest(&self, goes_on: impl FnOnce() -> bool) -> bool {
+    /// `last` is the time of the last progress; a wake-up by the bell counts as such.
+    fn rest(&self, last: &mut Instant, goes_on: impl FnOnce() -> bool) -> bool {
         self.state.store(NAPS, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let naps = goes_on();
-        if naps {
-            self.nap(ASSISTED, -1);
+        if naps && self.nap(ASSISTED, -1).0 {
+            *last = Instant::now();
         }
         self.state.store(AWAKE, Ordering::Relaxed);
         self.source.work();
@@ -431,11 +461,6 @@ impl<S: Source + 'static> Common<S> {
         }
         (rung, fds[1].revents)
     }
-}
-
-/// Whether streams have announced posts that they have not made yet, or another thread has the queue pair.
-fn may_await<Q: Queues>(relay: &SharedRelay<Q>) -> bool {
-    relay.try_with(|relay| relay.awaits()).unwrap_or(true)
 }
 
 fn wait_for(fd: RawFd) -> libc::pollfd {

@@ -90,9 +90,11 @@ impl Payload {
         }
     }
 
-    /// Whether bytes are still to be stored in memory of the registration with this key.
-    pub fn is_of(&self, key: u32) -> bool {
-        let mut pieces = self.sink.pieces[self.sink.next..].iter();
+    /// Whether bytes are still to be stored in memory of the registration with this key. `copying`: a copy
+    /// engine may store those that have arrived.
+    pub fn is_of(&self, key: u32, copying: bool) -> bool {
+        let from = if copying { 0 } else { self.sink.next };
+        let mut pieces = self.sink.pieces[from..].iter();
         pieces.any(|piece| piece.key == key)
     }
 }

@@ -479,7 +479,7 @@ impl Nic for TcpNic {
     }
 
     fn destroy_qp(&self, objects: &QpObjects) {
-        let Some(relay) = self.common.source.qps.lock().remove(&objects.qpn) else {
+        let Ok(relay) = self.relay(objects.qpn, "destroy queue pair") else {
             return;
         };
         self.shared.events.forget(objects.qpn);
@@ -489,6 +489,8 @@ impl Nic for TcpNic {
             relay.down();
             relay.queues.ring()
         });
+        // Until here, the end of a registration finds it.
+        self.common.source.qps.lock().remove(&objects.qpn);
         self.common
             .change(|relays| relays.retain(|other| !other.is(&relay)));
         self.shared.registrations.remove(ring);
@@ -530,7 +532,7 @@ impl Nic for TcpNic {
             let assisted = |(_, gpu): &(_, Gpu)| gpu.runtime().waits();
             match self.assistant.as_ref().is_some_and(assisted) {
                 true => self.common.ring_sleeper(),
-                false => self.common.ring(),
+                false => self.common.announce(),
             }
         }
     }

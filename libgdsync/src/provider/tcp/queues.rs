@@ -227,6 +227,16 @@ impl TcpQueues {
         }
     }
 
+    /// Receives and executes what the peer has sent, as far as it is there, and waits a moment for what a copy
+    /// engine copies.
+    fn read_out(&mut self) {
+        let start = Instant::now();
+        while let Ok(busy) = self.receive()
+            && (busy || self.input.is_copying())
+            && start.elapsed() < LAST
+        {}
+    }
+
     /// The memory of local segments.
     fn gather(&self, sges: &[ibv_sge], need: Access) -> Option<Pieces> {
         let find = |sge: &ibv_sge| {
@@ -348,7 +358,7 @@ impl Queues for TcpQueues {
                 let why = e.raw_os_error().map_or(Broken::Gpu, Broken::Connection);
                 // What the peer has sent before counts: it may have executed requests, or refused one.
                 if matches!(why, Broken::Connection(_)) {
-                    while matches!(self.receive(), Ok(true)) {}
+                    self.read_out();
                 }
                 self.end_connection(why, IBV_WC_RETRY_EXC_ERR);
                 true

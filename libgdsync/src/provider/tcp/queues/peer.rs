@@ -139,7 +139,7 @@ impl TcpQueues {
     pub fn withdraw(&mut self, key: u32) -> bool {
         let executed = match &self.peer.body {
             Body::Head => false,
-            Body::Payload(_, payload) => payload.is_of(key),
+            Body::Payload(_, payload) => payload.is_of(key, self.input.is_copying()),
             Body::Operands(_, word) => word.key == key,
         };
         let withdrawn = executed || self.output.is_of(key);
