@@ -389,3 +389,29 @@ fn read(outcome: io::Result<usize>) -> Result<usize, Broken> {
         Err(e) => Err(Broken::Connection(e.raw_os_error().unwrap_or(0))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::Registrations;
+    use super::*;
+    use crate::gpu::{Gpu, MemoryKind};
+    use crate::nic::{Access, PdId};
+
+    #[test]
+    fn a_payload_that_an_engine_still_copies_is_of_its_registration() {
+        const LEN: usize = 64 * 1024;
+        let region = Gpu::open("soft").unwrap();
+        let region = region.alloc(MemoryKind::Pinned, LEN).unwrap();
+        let registrations = Registrations::default();
+        let keys = registrations.add(PdId(0), &region, Access::ALL);
+        let piece =
+            registrations.find(keys.rkey, PdId(0), region.addr().0, LEN as u32, Access::ALL);
+        let mut payload = Payload::new(Sink::new([piece.unwrap()].into_iter().collect()), LEN);
+        // The last chunk is full, and its copy is started.
+        payload.sink.advance(LEN);
+        payload.left = 0;
+        assert!(payload.is_of(keys.rkey, true));
+        assert!(!payload.is_of(keys.rkey + 1, true));
+        assert!(!payload.is_of(keys.rkey, false));
+    }
+}
