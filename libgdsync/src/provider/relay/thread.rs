@@ -422,22 +422,22 @@ impl<S: Source + 'static> Common<S> {
                 }
             });
         }
-        // Before the last round: a stream that posts all that it has announced behind this look is found by
-        // that round.
-        let awaits = |relay: &SharedRelay<S::Queues>| relay.with(|relay| relay.awaits());
-        let awaited = relays.iter().any(awaits);
         let news = self.stop.load(Ordering::Acquire)
             || seen != Some(self.changes.load(Ordering::Relaxed))
             || self.round(relays) == Round::Busy
             || self.source.before_sleep(relays);
-        let woken = news || self.nap_until_event(relays, awaited.then_some(idle));
+        let woken = news || self.nap_until_event(relays, idle);
         self.state.store(AWAKE, Ordering::Relaxed);
         woken
     }
 
-    /// `awaits`: streams are going to post, and the thread has been idle for so long.
-    fn nap_until_event(&self, relays: &[SharedRelay<S::Queues>], awaits: Option<Duration>) -> bool {
-        let nap = awaits.map_or(SLEEP, |idle| (idle / 8).clamp(SHORTEST_NAP, LONGEST_NAP));
+    /// `idle`: how long the thread had no work.
+    fn nap_until_event(&self, relays: &[SharedRelay<S::Queues>], idle: Duration) -> bool {
+        let awaits = |relay: &SharedRelay<S::Queues>| relay.with(|relay| relay.awaits());
+        let nap = match relays.iter().any(awaits) {
+            true => (idle / 8).clamp(SHORTEST_NAP, LONGEST_NAP),
+            false => SLEEP,
+        };
         let due = |relay: &SharedRelay<S::Queues>| relay.with(|relay| relay.queues.due());
         let due = relays.iter().filter_map(due).min();
         let nap = due.map_or(nap, |due| {
