@@ -203,7 +203,8 @@ struct Side {
     first: u64,
     /// Index up to which the ring is read: basic blocks, or receives.
     head: u32,
-    /// Index up to which streams are going to post; that of `head` if the CPU has posted more.
+    /// Index, modulo 2^16, up to which streams are going to post, in the unit of `head`; equal to `head` if
+    /// they are going to post nothing.
     expected: u16,
     /// Number of requests at the device.
     posted: usize,
@@ -222,8 +223,8 @@ impl Side {
         }
     }
 
-    /// Whether posts of streams are announced that were not read yet. The longest queue has half of all
-    /// indices: a queue that streams fill is behind by that number.
+    /// Whether `expected` is ahead of `head`: streams have posts that were not read. Indices wrap: a
+    /// difference of 1 to 2^15, the longest queue, is ahead.
     fn awaits(&self) -> bool {
         (1..=LONGEST).contains(&self.expected.wrapping_sub(self.head as u16))
     }
@@ -236,7 +237,7 @@ impl Side {
         self.posted += usize::from(matches!(request.stage, Stage::Posted));
         self.flight.push_back(request);
         self.head = self.head.wrapping_add(size);
-        // Otherwise it would seem to be ahead once the CPU has posted half of all indices.
+        // An index that stayed would seem ahead once the CPU has posted 2^15 more.
         if !self.awaits() {
             self.expected = self.head as u16;
         }
@@ -353,7 +354,7 @@ impl<Q: Queues> Relay<Q> {
         (self.send.expected, self.recv.expected) = (send as u16, recv as u16);
     }
 
-    /// Whether streams have announced posts that were not read yet.
+    /// Whether streams have posts, announced by [`Relay::expect`], that were not read yet.
     pub fn awaits(&self) -> bool {
         self.state != State::Down && (self.send.awaits() || self.recv.awaits())
     }

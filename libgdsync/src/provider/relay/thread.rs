@@ -7,7 +7,7 @@
 //!
 //! A thread of the application that waits may poll the rings too ([`Common::wait_until`]). The NIC's
 //! thread then leaves the work and the NIC's events to it, until it has not polled for a while. With
-//! enough processors, the NIC's thread goes on while streams still have work to post.
+//! enough processors, the NIC's thread also polls while streams have posts that it has not read.
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -108,9 +108,10 @@ pub(in crate::provider) struct Common<S: Source> {
     stop: AtomicBool,
     /// Until when another thread does the work: a [`Time`] of the host. A hint, so it is relaxed.
     leased: AtomicU64,
-    /// Whether streams may have announced posts that were not read yet. Stored after the announcement,
-    /// which is under the lock of its queue pair, and before [`Common::ring`], as `state` demands.
-    announced: AtomicBool,
+    /// Whether streams may be going to post what the thread has not read. Set after [`Relay::expect`],
+    /// under whose lock it reads what is expected, and before [`Common::ring`], as `state` demands. Cleared by
+    /// the thread, while another one has the work.
+    posts_expected: AtomicBool,
 }
 
 impl<S: Source + 'static> Common<S> {
@@ -142,7 +143,7 @@ impl<S: Source + 'static> Common<S> {
             state: AtomicU32::new(AWAKE),
             stop: AtomicBool::new(false),
             leased: AtomicU64::new(0),
-            announced: AtomicBool::new(false),
+            posts_expected: AtomicBool::new(false),
         })
     }
 
@@ -206,8 +207,8 @@ impl<S: Source + 'static> Common<S> {
     }
 
     /// As [`Common::ring`], behind [`Relay::expect`]: the thread does not leave these posts to another one.
-    pub fn announce(&self) {
-        self.announced.store(true, Ordering::Relaxed);
+    pub fn ring_for_posts(&self) {
+        self.posts_expected.store(true, Ordering::Relaxed);
         self.ring();
     }
 
@@ -270,7 +271,7 @@ impl<S: Source + 'static> Common<S> {
             let idle = now.since(*last.get_or_insert(now));
             if idle >= YIELD {
                 // The NIC's thread may take the bytes for which this one sleeps, while streams post.
-                let beside = self.spin >= SPIN && self.announced.load(Ordering::Relaxed);
+                let beside = self.spin >= SPIN && self.posts_expected.load(Ordering::Relaxed);
                 let sleep = if beside { FIRST_NAP } else { nap }.min(deadline.since(now));
                 self.lease(now + sleep + ASSISTED);
                 poll(&mut [wait_for(self.source.fd())], sleep);
@@ -322,9 +323,10 @@ impl<S: Source + 'static> Common<S> {
         let mut last = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             self.follow(&mut relays, &mut seen);
-            if self.is_leased() && !self.streams_post(&relays) {
-                let none = || self.spin < SPIN || !self.announced.load(Ordering::Relaxed);
-                self.rest(&mut last, none);
+            if self.is_leased() && !self.polls_for_posts(&relays) {
+                let none_expected =
+                    || self.spin < SPIN || !self.posts_expected.load(Ordering::Relaxed);
+                self.rest(&mut last, none_expected);
                 continue;
             }
             let round = self.round(&mut relays);
@@ -357,11 +359,11 @@ impl<S: Source + 'static> Common<S> {
         }
     }
 
-    /// Whether streams have announced posts, not all of which were read: with enough processors, the thread
-    /// goes on beside the one that has the work, which may sleep, or have gone, when they post.
-    fn streams_post(&self, relays: &[SharedRelay<S::Queues>]) -> bool {
-        // Cleared before the look, so that later announcements are kept.
-        if self.spin < SPIN || !self.announced.swap(false, Ordering::Relaxed) {
+    /// Whether the thread polls although another one has the work: streams have posts that were not read, and
+    /// the other thread may sleep, or have gone, when they post. Not with few processors.
+    fn polls_for_posts(&self, relays: &[SharedRelay<S::Queues>]) -> bool {
+        // Cleared before the look, so that later posts are not missed.
+        if self.spin < SPIN || !self.posts_expected.swap(false, Ordering::Relaxed) {
             return false;
         }
         // A queue pair that another thread has is looked at again.
@@ -369,17 +371,18 @@ impl<S: Source + 'static> Common<S> {
             |relay: &SharedRelay<S::Queues>| relay.try_with(|r| r.awaits()).unwrap_or(true);
         let awaits = relays.iter().any(may_await);
         if awaits {
-            self.announced.store(true, Ordering::Relaxed);
+            self.posts_expected.store(true, Ordering::Relaxed);
         }
         awaits
     }
 
-    /// Naps while another thread does the work, if `goes_on` finds that it does. Returns whether it did.
-    /// `last` is the time of the last progress; a wake-up by the bell counts as such.
-    fn rest(&self, last: &mut Instant, goes_on: impl FnOnce() -> bool) -> bool {
+    /// Naps for [`ASSISTED`] or until the bell, unless `may_nap`, which is called behind the store of the
+    /// state, returns false. Returns whether it napped. `last` is the time of the last progress; a wake-up by
+    /// the bell counts as such.
+    fn rest(&self, last: &mut Instant, may_nap: impl FnOnce() -> bool) -> bool {
         self.state.store(NAPS, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let naps = goes_on();
+        let naps = may_nap();
         if naps && self.nap(ASSISTED, -1).0 {
             *last = Instant::now();
         }

@@ -91,7 +91,7 @@ impl Payload {
     }
 
     /// Whether bytes are still to be stored in memory of the registration with this key. `copying`: a copy
-    /// engine may store those that have arrived.
+    /// engine still copies bytes of this payload; then full pieces count too.
     pub fn is_of(&self, key: u32, copying: bool) -> bool {
         let from = if copying { 0 } else { self.sink.next };
         let mut pieces = self.sink.pieces[from..].iter();

@@ -79,7 +79,7 @@ const DEFAULT_SOCKETS: u8 = 4;
 const RETRIES: u8 = 7;
 /// The shortest time limit of a connection.
 const SHORTEST: Duration = Duration::from_secs(5);
-/// How long a device that is dropped waits for the end of its peers' bytes.
+/// The longest time that the end of a connection or a device waits for its last bytes and copies.
 const LAST: Duration = Duration::from_millis(50);
 /// With this many processors, the threads of GPU and device have one each, and the system receives on
 /// several sockets at once.
@@ -489,7 +489,7 @@ impl Nic for TcpNic {
             relay.down();
             relay.queues.ring()
         });
-        // Until here, the end of a registration finds it.
+        // Only now: `dereg_mr` must find a queue pair that may use registered memory.
         self.common.source.qps.lock().remove(&objects.qpn);
         self.common
             .change(|relays| relays.retain(|other| !other.is(&relay)));
@@ -532,7 +532,7 @@ impl Nic for TcpNic {
             let assisted = |(_, gpu): &(_, Gpu)| gpu.runtime().waits();
             match self.assistant.as_ref().is_some_and(assisted) {
                 true => self.common.ring_sleeper(),
-                false => self.common.announce(),
+                false => self.common.ring_for_posts(),
             }
         }
     }

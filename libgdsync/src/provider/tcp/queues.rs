@@ -227,14 +227,15 @@ impl TcpQueues {
         }
     }
 
-    /// Receives and executes what the peer has sent, as far as it is there, and waits a moment for what a copy
-    /// engine copies.
+    /// Receives and executes what has arrived, and what a copy engine still copies, for at most [`LAST`].
     fn read_out(&mut self) {
         let start = Instant::now();
-        while let Ok(busy) = self.receive()
-            && (busy || self.input.is_copying())
-            && start.elapsed() < LAST
-        {}
+        while start.elapsed() < LAST {
+            match self.receive() {
+                Ok(busy) if busy || self.input.is_copying() => {}
+                _ => return,
+            }
+        }
     }
 
     /// The memory of local segments.
@@ -356,7 +357,7 @@ impl Queues for TcpQueues {
             Ok(wrote) => wrote || self.output.waits(),
             Err(e) => {
                 let why = e.raw_os_error().map_or(Broken::Gpu, Broken::Connection);
-                // What the peer has sent before counts: it may have executed requests, or refused one.
+                // What arrived before the error may complete requests, or refuse one.
                 if matches!(why, Broken::Connection(_)) {
                     self.read_out();
                 }

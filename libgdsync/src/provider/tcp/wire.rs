@@ -193,18 +193,18 @@ impl Wire for Socket {
     }
 }
 
-/// The congestion control of a connection within a host, which has no network to share. Others, such as
-/// BBR, limit the rate by an estimate.
-const WITHIN_A_HOST: &str = "cubic";
+/// The congestion control of a connection whose ends have the same address: it has no network to share.
+/// Others, such as BBR, limit the rate by an estimate.
+const SAME_ADDRESS: &str = "cubic";
 
-/// Sets the options of a connection: no delay of short segments, the congestion control within a host, and
+/// Sets the options of a connection: no delay of short segments, the congestion control, and
 /// an end after `limit` without a sign of life from the peer's host.
 pub fn prepare(stream: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
     if stream.local_addr()?.ip() == stream.peer_addr()?.ip() {
-        // Without it the connection is slower, and works.
-        let _ = sockopt::set_tcp_congestion(stream, WITHIN_A_HOST);
+        // If the system refuses it, the connection keeps that of the system.
+        let _ = sockopt::set_tcp_congestion(stream, SAME_ADDRESS);
     }
     let Some(limit) = limit else {
         return Ok(());
@@ -239,15 +239,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_within_a_host_has_a_congestion_control_without_an_estimate() {
+    fn a_connection_to_the_same_address_uses_cubic_if_permitted() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         sockopt::set_tcp_congestion(&stream, "reno").unwrap();
         prepare(&stream, None).unwrap();
         // The system may refuse it.
-        let allowed = sockopt::set_tcp_congestion(&listener, WITHIN_A_HOST).is_ok();
+        let allowed = sockopt::set_tcp_congestion(&listener, SAME_ADDRESS).is_ok();
         let expected = match allowed {
-            true => WITHIN_A_HOST,
+            true => SAME_ADDRESS,
             false => "reno",
         };
         assert_eq!(sockopt::tcp_congestion(&stream).unwrap(), expected);

@@ -28,7 +28,7 @@ impl Probe {
         }
     }
 
-    /// The NIC, with a thread that spins for so long.
+    /// The state of the NIC, for a thread that spins for so long.
     fn common(self, spin: Duration) -> Arc<Common<Probe>> {
         let live = gds_step::Live::new(gds_step::LiveConfig::default()).expect("a driver");
         Arc::new(Common::new(self, live, false, spin, "test").expect("a bell"))
@@ -98,11 +98,11 @@ fn last_post_of_a_stream_while_the_thread_goes_to_sleep_is_found_soon() {
                 });
             }
         };
-        let late = Probe {
+        let nic = Probe {
             before_sleep: Box::new(post),
             ..Probe::new(-1)
         };
-        let common = late.common(Duration::ZERO);
+        let common = nic.common(Duration::ZERO);
         let relay = SharedRelay::new(rig.relay);
         common.change(|relays| relays.push(relay.clone()));
         let thread = common.spawn("probe", "test").expect("a thread");
@@ -118,8 +118,8 @@ fn last_post_of_a_stream_while_the_thread_goes_to_sleep_is_found_soon() {
     assert!((0..20).any(|_| delay() < Duration::from_millis(50)));
 }
 
-/// The thread that has taken the work may sleep when a stream posts, or do something else. A stream that is fast
-/// posts before the thread looks.
+/// A thread of the application has the work, and may sleep or have gone when a stream posts. The NIC's thread
+/// finds the post, also one that is made before it looks.
 #[test]
 fn posts_of_streams_are_found_while_another_thread_has_the_work() {
     for posts_first in [false, true] {
@@ -144,7 +144,7 @@ fn posts_of_streams_are_found_while_another_thread_has_the_work() {
         if posts_first {
             post();
         }
-        common.announce();
+        common.ring_for_posts();
         if !posts_first {
             pause();
             post();
@@ -153,11 +153,13 @@ fn posts_of_streams_are_found_while_another_thread_has_the_work() {
             pause();
         }
         // Then it leaves the work again.
-        let mut before = rounds();
-        while {
+        loop {
+            let before = rounds();
             pause();
-            std::mem::replace(&mut before, rounds()) != before
-        } {}
+            if rounds() == before {
+                break;
+            }
+        }
         common.stop();
         thread.join().expect("it ends");
     }
