@@ -110,7 +110,7 @@ pub(in crate::provider) struct Common<S: Source> {
     leased: AtomicU64,
     /// Whether streams may be going to post what the thread has not read. Set after [`Relay::expect`],
     /// under whose lock it reads what is expected, and before [`Common::ring`], as `state` demands. Cleared by
-    /// the thread, while another one has the work.
+    /// the thread, while another one has the work. Never set with few processors.
     posts_expected: AtomicBool,
 }
 
@@ -206,9 +206,12 @@ impl<S: Source + 'static> Common<S> {
         }
     }
 
-    /// As [`Common::ring`], behind [`Relay::expect`]: the thread does not leave these posts to another one.
+    /// As [`Common::ring`], behind [`Relay::expect`]: with enough processors, the thread does not leave these
+    /// posts to another one.
     pub fn ring_for_posts(&self) {
-        self.posts_expected.store(true, Ordering::Relaxed);
+        if self.spin >= SPIN {
+            self.posts_expected.store(true, Ordering::Relaxed);
+        }
         self.ring();
     }
 
@@ -271,7 +274,7 @@ impl<S: Source + 'static> Common<S> {
             let idle = now.since(*last.get_or_insert(now));
             if idle >= YIELD {
                 // The NIC's thread may take the bytes for which this one sleeps, while streams post.
-                let beside = self.spin >= SPIN && self.posts_expected.load(Ordering::Relaxed);
+                let beside = self.posts_expected.load(Ordering::Relaxed);
                 let sleep = if beside { FIRST_NAP } else { nap }.min(deadline.since(now));
                 self.lease(now + sleep + ASSISTED);
                 poll(&mut [wait_for(self.source.fd())], sleep);
@@ -324,9 +327,7 @@ impl<S: Source + 'static> Common<S> {
         while !self.stop.load(Ordering::Acquire) {
             self.follow(&mut relays, &mut seen);
             if self.is_leased() && !self.polls_for_posts(&relays) {
-                let none_expected =
-                    || self.spin < SPIN || !self.posts_expected.load(Ordering::Relaxed);
-                self.rest(&mut last, none_expected);
+                self.rest(&mut last, || !self.posts_expected.load(Ordering::Relaxed));
                 continue;
             }
             let round = self.round(&mut relays);
@@ -360,10 +361,10 @@ impl<S: Source + 'static> Common<S> {
     }
 
     /// Whether the thread polls although another one has the work: streams have posts that were not read, and
-    /// the other thread may sleep, or have gone, when they post. Not with few processors.
+    /// the other thread may sleep, or have gone, when they post.
     fn polls_for_posts(&self, relays: &[SharedRelay<S::Queues>]) -> bool {
         // Cleared before the look, so that later posts are not missed.
-        if self.spin < SPIN || !self.posts_expected.swap(false, Ordering::Relaxed) {
+        if !self.posts_expected.swap(false, Ordering::Relaxed) {
             return false;
         }
         // A queue pair that another thread has is looked at again.
