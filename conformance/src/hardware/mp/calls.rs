@@ -64,7 +64,7 @@ impl Calls {
             let join = threads.into_iter().map(|thread| thread.join());
             join.map(|joined| joined.unwrap_or_else(panicked)).collect()
         });
-        merged(verdicts.into_iter())
+        merged(verdicts)
     }
 
     /// Runs the ranks as processes.
@@ -73,8 +73,7 @@ impl Calls {
     /// The failures of all ranks.
     pub fn processes(self, runtime: Runtime, gpus: u32, kind: MemoryKind) -> Verdict {
         let more = format!("{self:?}:{kind:?}");
-        let ranks = Ranks::start(ROLE, runtime, [RANKS, gpus], &more)?;
-        merged(ended(ranks).into_iter())
+        merged(ended(Ranks::start(ROLE, runtime, [RANKS, gpus], &more)?))
     }
 
     fn play(self, ctx: &Context, kind: MemoryKind) -> Verdict {

@@ -137,8 +137,8 @@ pub(super) fn summary(
 }
 
 /// One verdict, with the failures of all ranks.
-pub(super) fn merged(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
-    let failed = verdicts.filter_map(Verdict::err);
+pub(super) fn merged(verdicts: impl IntoIterator<Item = Verdict>) -> Verdict {
+    let failed = verdicts.into_iter().filter_map(Verdict::err);
     let failed: Vec<String> = failed.map(|failed| text(&failed).to_owned()).collect();
     match failed.is_empty() {
         true => Ok(()),
