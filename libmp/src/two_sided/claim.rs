@@ -17,7 +17,7 @@ use super::wait::WAIT_ON;
 use crate::error::{Error, Result};
 use crate::kernels::{IN_HOST, Kernels, LATER, POLLS, SEGMENTS, Segment, Unpack};
 use crate::mutant::{Mutant, on};
-use crate::path::{Link, List};
+use crate::path::{Link, List, Path};
 use crate::plan::Refusal;
 use crate::region::Slice;
 use crate::request::entry::{Common, Incoming, ReceiveState};
@@ -237,9 +237,10 @@ pub(super) fn polls(
     lane.is_some_and(|lane| lane.may_spin(channel.path, flagged))
 }
 
-/// Whether a stream that waits for a message flushes what a device has written to the GPU.
+/// Whether a stream that waits for a message flushes what a NIC has written to the GPU. By TCP, a copy engine
+/// of the GPU has stored the bytes before the word of the message.
 pub(super) fn needs_flush(common: &Common, receive: &Incoming, channel: &RecvChannel) -> bool {
-    channel.path.has_queues() && receive.lands_in_device(common)
+    channel.path == Path::Nic && receive.lands_in_device(common)
 }
 
 /// # Errors
