@@ -3,7 +3,8 @@
 //! stream, and a receive is scattered from it when its message is taken in.
 //!
 //! Except on the software GPU, streams also pack single pieces of device memory that go by TCP: the thread of the
-//! TCP device would copy them by a copy engine, of which a short copy takes longer than a kernel.
+//! TCP device would copy them by a copy engine, of which a short copy takes longer than a kernel. A receive of one
+//! such piece is no packed one: the kernel that takes its message in copies it from staging memory.
 
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
@@ -51,26 +52,25 @@ impl Engine {
         Ok(len)
     }
 
-    /// The message as one piece to pack, if a kernel should pack it.
+    /// Whether a kernel should pack the message.
     pub(super) fn packs(
         &self,
         peer: Source,
         on: &On<'_>,
         segments: &[Slice],
         len: u64,
-    ) -> Result<Option<Strided>> {
+    ) -> Result<bool> {
         /// The thread of the TCP device streams longer messages through the copy engine while it sends and
         /// receives.
         const MOST: u64 = 256 << 10;
         let ([one], Source::Rank(rank)) = (segments, peer) else {
-            return Ok(None);
+            return Ok(false);
         };
-        let packs = self.config.packs.unwrap_or(!self.gpu.is_software())
+        Ok(self.config.packs.unwrap_or(!self.gpu.is_software())
             && on.stream().is_some()
             && (1..=MOST).contains(&len)
             && one.memory().region().kind() == MemoryKind::Device
-            && self.path_to(rank)? == Path::Tcp;
-        Ok(packs.then(|| Strided::whole(one)))
+            && self.path_to(rank)? == Path::Tcp)
     }
 
     /// Staging memory for a message of pieces.

@@ -48,18 +48,15 @@ impl Engine {
             return self.null(spec.tag, || Operation::Receive(Incoming::default()), post);
         }
         let large = self.is_large(spec.from, len)?;
-        let whole = match (spec.packed, large) {
-            (None, true) => self.packs(spec.from, &spec.on, spec.segments, len)?,
-            _ => None,
-        };
-        let spec = &RecvOp {
-            packed: spec.packed.or(whole.as_ref()),
-            ..*spec
-        };
-        let staging = match (spec.packed, large && spec.segments.len() > 1) {
-            (Some(pieces), _) => Some(self.stage_pieces(pieces)?),
-            (None, true) => Some(self.stage(len as usize)?),
-            (None, false) => None,
+        let staging = match spec.packed {
+            Some(pieces) => Some(self.stage_pieces(pieces)?),
+            None if large
+                && (spec.segments.len() > 1
+                    || self.packs(spec.from, &spec.on, spec.segments, len)?) =>
+            {
+                Some(self.stage(len as usize)?)
+            }
+            None => None,
         };
         let staging = match large {
             true => self.shared_staging(spec, post, staging, len as usize)?,

@@ -168,8 +168,10 @@ impl Engine {
             return self.null(spec.tag, || Operation::Send(Outgoing::default()), post);
         }
         let whole = match (spec.packed, spec.size) {
-            (None, SizeSource::Segments) => {
-                self.packs(Source::Rank(spec.to), &spec.on, spec.segments, len)?
+            (None, SizeSource::Segments)
+                if self.packs(Source::Rank(spec.to), &spec.on, spec.segments, len)? =>
+            {
+                spec.segments.first().map(Strided::whole)
             }
             _ => None,
         };
