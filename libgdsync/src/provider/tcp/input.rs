@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::Broken;
+use super::frame::HEAD;
 use super::memory::{Piece, Pieces};
 use super::seal::{RECORD, Seal};
 use super::wire::{Wire, iovec, piece};
@@ -17,6 +18,9 @@ const BUFFER: usize = 64 * 1024;
 /// Payloads up to this length are stored at once, from low addresses to high ones, each aligned word
 /// at once. A word that announces other data is such a payload.
 pub const SHORT: usize = 8 * 1024;
+/// For this many payloads behind a long one, the next head is read alone: a long payload behind it is then read
+/// into its memory, and not copied from the buffer.
+const SOON: u8 = 4;
 /// Maximum number of pieces that are read into at once.
 const PIECES: usize = 8;
 
@@ -103,6 +107,11 @@ pub struct Input {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    /// Whether a GPU that is no software GPU accesses the memory of payloads, so that it is not in the cache of
+    /// the CPU.
+    is_cold: bool,
+    /// Payloads since the last long one, at most [`SOON`].
+    since_long: u8,
     seal: Option<Seal>,
     /// Bytes of records that are not opened yet.
     records: Vec<u8>,
@@ -117,10 +126,12 @@ pub struct Input {
 impl Input {
     pub fn new(all: Option<Arc<Chunks>>) -> Input {
         Input {
+            is_cold: all.is_some(),
             all,
             buffer: vec![0; BUFFER],
             start: 0,
             end: 0,
+            since_long: SOON,
             seal: None,
             records: Vec::new(),
             filling: None,
@@ -159,6 +170,19 @@ impl Input {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
+    }
+
+    /// A payload begins.
+    pub fn begins(&mut self, payload: &Payload) {
+        self.since_long = match payload.short {
+            true => (self.since_long + 1).min(SOON),
+            false => 0,
+        };
+    }
+
+    /// Whether the next payload is likely to be long, and slow to copy.
+    fn expects_long(&self) -> bool {
+        self.is_cold && self.since_long < SOON
     }
 
     /// Whether a copy engine copies what was received.
@@ -273,6 +297,7 @@ impl Input {
         self.compact();
         let mut iov = [piece(std::ptr::null(), 0); PIECES + 1];
         let (mut count, mut direct) = (0, 0);
+        let head_alone = payload.is_none() && self.end == 0 && self.expects_long();
         let mut payload = payload.filter(|payload| !payload.short && self.end == 0);
         if let Some(payload) = &mut payload
             && payload.left > 0
@@ -304,7 +329,8 @@ impl Input {
             .as_ref()
             .is_none_or(|payload| payload.left == direct);
         if all || direct == 0 {
-            let room = &mut self.buffer[self.end..];
+            let end = if head_alone { HEAD } else { self.buffer.len() };
+            let room = &mut self.buffer[self.end..end];
             if room.is_empty() {
                 // The bytes before these wait for a copy.
                 return Ok((0, false));
@@ -413,5 +439,55 @@ mod tests {
         assert!(payload.is_of(keys.rkey, true));
         assert!(!payload.is_of(keys.rkey + 1, true));
         assert!(!payload.is_of(keys.rkey, false));
+    }
+
+    /// A connection without an end, which keeps the lengths of the reads.
+    struct Endless(Vec<Vec<usize>>);
+
+    impl Wire for Endless {
+        unsafe fn read(&mut self, into: &[iovec]) -> io::Result<usize> {
+            let lens = into.iter().map(|part| part.iov_len);
+            self.0.push(lens.collect());
+            Ok(into[0].iov_len.min(HEAD))
+        }
+
+        unsafe fn write(&mut self, _: &[iovec]) -> io::Result<usize> {
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+
+        fn may_read(&mut self) -> bool {
+            true
+        }
+
+        fn want_room(&mut self, _: bool) {}
+
+        fn close(self: Box<Self>) {}
+    }
+
+    #[test]
+    fn heads_behind_a_long_payload_are_read_alone() {
+        let begun = |len| Payload::new(Sink::default(), len);
+        for is_cold in [true, false] {
+            let (mut input, mut wire) = (Input::new(None), Endless(Vec::new()));
+            input.is_cold = is_cold;
+            let mut next = |payload: Option<usize>| {
+                if let Some(len) = payload {
+                    input.begins(&begun(len));
+                }
+                input.read(&mut wire, None).unwrap();
+                input.take::<HEAD>().unwrap();
+                wire.0.pop().unwrap() == [HEAD]
+            };
+            assert!(
+                !next(None) && !next(Some(SHORT)),
+                "no long payload has come"
+            );
+            assert_eq!(next(Some(SHORT + 1)), is_cold);
+            assert_eq!(next(None), is_cold, "a head without a payload");
+            for _ in 1..SOON {
+                assert_eq!(next(Some(8)), is_cold);
+            }
+            assert!(!next(Some(8)), "the payloads are short");
+        }
     }
 }

@@ -220,6 +220,7 @@ impl TcpQueues {
     /// Stores the payload behind this head as it arrives.
     fn store(&mut self, head: Head, sink: Sink) -> Result<(), Broken> {
         let payload = Payload::new(sink, head.kind.payload(head.len) as usize);
+        self.input.begins(&payload);
         self.peer.body = Body::Payload(head, payload);
         Ok(())
     }
