@@ -8,6 +8,8 @@
 namespace mp {
 
 GDS_DEVICE void strided(const Pieces& p) {
+    gds::await_earlier_work();
+    gds::launch_dependents();
     const Share all{blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x};
     if (p.arrival == 0) {
         move(p, p.len, true, all);

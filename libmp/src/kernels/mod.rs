@@ -314,6 +314,7 @@ impl Kernels {
             0 => stream.gpu().dims_for(params.len / 16),
             _ => self.copying,
         };
+        let dims = dims.dependent().flexible();
         // SAFETY: the kernel accesses what `Pieces` names, which the caller guarantees to be valid.
         Ok(unsafe { stream.launch(&self.strided, dims, params) }?)
     }
