@@ -7,6 +7,7 @@ use gds_step::Time;
 use gdsync::Status;
 
 use super::engine::Engine;
+use super::liveness::Life;
 use super::peer::Peers;
 use super::progress::arrived;
 use super::spec::Source;
@@ -119,7 +120,13 @@ impl Engine {
                 continue;
             };
             let waited = now.since(since);
-            let limit = entry.timeout.unwrap_or(self.config.timeout);
+            let mut limit = entry.timeout.unwrap_or(self.config.timeout);
+            if entry.step().is_some()
+                && self.life(state.peers.get(rank), Some(since)) == Life::Alive
+            {
+                // The neighbour may wait as long for a dead one, and then goes on.
+                limit += limit / 8;
+            }
             let late = waited >= limit;
             let warns = !entry.warned && waited >= self.config.watchdog;
             if (late || warns) && self.is_there(state, key) {
