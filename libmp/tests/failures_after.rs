@@ -6,7 +6,8 @@ mod sim;
 
 use std::time::Duration;
 
-use mp::{Builder, Kind, PathChoice, RecvOp, Request, Source};
+use mp::gdsync::gpu::MemoryKind;
+use mp::{Builder, Kind, PathChoice, RecvOp, Request, SendOp, Source};
 use sim::{
     Death, LARGE, LIMIT, SMALL, millis, peer_failed, play, recv, recv_on, secs, send, slice,
 };
@@ -162,6 +163,44 @@ fn a_failed_send_does_not_affect_a_receive_of_the_same_wait() {
             names_the_victim(&both[0].wait(LIMIT).unwrap_err());
             assert!(stream.synchronize(LIMIT).unwrap());
             rank.until("the end of the send", || rank.has_come(FRIEND, 2));
+        });
+    }
+}
+
+/// A stream goes on behind a send in many pieces once they are packed. Its failure is found all the same.
+#[test]
+fn synchronize_waits_for_a_packed_send_that_its_stream_has_passed() {
+    for death in [Death::IsCut, Death::Freezes] {
+        play(7, 2, move |rank| {
+            let ctx = rank.open(|b| build(b).path(PathChoice::Nic));
+            let stream = ctx.gpu().stream().unwrap();
+            let memory = ctx.alloc(MemoryKind::Pinned, 1000).unwrap();
+            let pieces = memory.strided(0, 4, 8, 100).unwrap();
+            let post = || {
+                let send = SendOp::strided(rank.peer(), 1, &pieces);
+                let sent = ctx.post_send(&send.on(&stream)).unwrap();
+                sent.wait_on(&stream).unwrap();
+                sent
+            };
+            let got = ctx.irecv(rank.peer(), 1, &memory.slice(0, 400).unwrap());
+            let sent = post();
+            got.unwrap().wait(LIMIT).unwrap();
+            ctx.synchronize(&stream, LIMIT).unwrap();
+            assert!(sent.test().unwrap().is_some());
+            rank.barrier();
+            if rank.me == VICTIM {
+                return death.end(rank, ctx, 2);
+            }
+            rank.pass(millis(50));
+            let before = rank.host.now();
+            let sent = post();
+            assert!(stream.synchronize(LIMIT).unwrap());
+            let took = rank.host.now().since(before);
+            assert!(took < SLACK && sent.test().unwrap().is_none(), "{took:?}");
+            let e = ctx.synchronize(&stream, millis(1)).unwrap_err();
+            assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(VICTIM)), "{e}");
+            peer_failed(&ctx.synchronize(&stream, LIMIT).unwrap_err(), VICTIM);
+            rank.come();
         });
     }
 }

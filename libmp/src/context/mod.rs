@@ -386,8 +386,8 @@ impl Context {
 
     /// The GPU address of the context's error word, for kernels: 32 bits in pinned memory. It is 0
     /// until a request of this context fails, and then has the [`gdsync::Status`] of the first
-    /// failed request. It is stored before a stream that waits for the request continues. It stays
-    /// valid as long as the context.
+    /// failed request. It is stored before a stream that waits for the request continues, but for a
+    /// packed send of that stream ([`Request::wait_on`]). It stays valid as long as the context.
     pub fn error_word(&self) -> DevicePtr {
         self.engine().error.addr()
     }
@@ -408,13 +408,13 @@ impl Context {
     }
 
     /// Waits on the CPU, at most `limit`, until the stream has executed all that was enqueued on it
-    /// so far. Returns the first failure of a message that the stream posted or waited for, except
+    /// so far, and the packed sends that it waited for have ended ([`Request::wait_on`]). Returns the first failure of a message that the stream posted or waited for, except
     /// failures that a call has returned. Later failures of the stream count as returned, too. An
     /// eager message that the stream does not wait for may fail after that:
     /// [`close`](Context::close) returns this failure.
     ///
     /// # Errors
-    /// - `Timeout` after `limit`, naming what the stream waits for. The stream continues, and the
+    /// - `Timeout` after `limit`, naming what the stream waits for, or the send. They continue, and the
     ///   call may be repeated.
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     /// - Those of [`Stream::synchronize`](gdsync::Stream::synchronize).

@@ -289,6 +289,11 @@ impl Request {
     /// Work that is enqueued on the stream behind it finds a received message in place, and may
     /// write the memory of a send. If the request has ended already, nothing is enqueued.
     ///
+    /// Exception: the stream that posted a packed send waits only until the message is packed, and the
+    /// request ends later. [`Context::synchronize`] waits for that end. Packed are messages of more
+    /// than 30 pieces ([`Strided`](crate::Strided)), and those in device memory of up to 256 KiB by
+    /// [`Path::Tcp`](crate::Path::Tcp).
+    ///
     /// A failure also releases the stream, after the status is stored in [`Context::error_word`]
     /// and, for a receive, in [`Request::result_word`]. A kernel behind the wait checks one of
     /// these words before it uses the message; the CPU finds the failure by

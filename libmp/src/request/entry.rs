@@ -121,6 +121,8 @@ pub(crate) struct Outgoing {
     pub late: Option<Box<Late>>,
     /// The pieces that are gathered when it is posted; then its segment is staging memory.
     pub packed: Option<Box<Strided>>,
+    /// Whether its stream waits for it: only until the message is packed, and the send ends later.
+    pub is_passed: bool,
     /// A copy engine does not look for the memory of its receive before.
     pub next_look: Time,
 }
@@ -448,6 +450,20 @@ impl Entry {
             }) => Some(*put),
             _ => None,
         }
+    }
+
+    /// Whether a wait of this stream for it needs no more than the work that the stream has in front: that
+    /// copies the memory.
+    pub fn is_copied_by(&self, stream: u64) -> bool {
+        let by_kernel = || self.in_flight().is_some_and(|put| put.is_copy());
+        let packed = || self.send().is_some_and(|send| send.packed.is_some());
+        self.poster.id() == Some(stream) && (by_kernel() || packed())
+    }
+
+    /// Whether it is a packed send that has not ended, and its stream has waited for it.
+    pub fn is_passed_by(&self, stream: u64) -> bool {
+        let passed = self.send().is_some_and(|send| send.is_passed);
+        passed && self.poster.id() == Some(stream) && self.status().is_none()
     }
 
     /// The stream that takes its message in.

@@ -2,6 +2,7 @@
 //! lock over its mutable state. The other files of this folder add its operations.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -37,6 +38,9 @@ pub(crate) struct Engine {
     pub error: Word32,
     /// The result of captured messages with the null rank.
     pub null_result: Word64,
+    /// Whether a stream has passed a packed send ([`Engine::pass`]), ever. Relaxed: a call that synchronizes a
+    /// stream is behind the waits that were enqueued on it.
+    pub passes: AtomicBool,
     /// Observes the calls.
     pub observers: Observers,
     state: Mutex<State>,
@@ -101,6 +105,7 @@ impl Engine {
             kernels,
             error,
             null_result,
+            passes: AtomicBool::new(false),
             observers,
             state: Mutex::new(state),
             bootstrap,

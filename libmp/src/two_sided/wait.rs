@@ -1,6 +1,7 @@
 //! Waits: of the CPU for requests ([`Engine::wait_until`]) and for streams
 //! ([`Engine::synchronize`]), and of streams for requests ([`Engine::wait_on`]).
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gds_step::Time;
@@ -20,6 +21,7 @@ use crate::trace::Facts;
 
 pub(crate) const WAIT: &str = "wait for request";
 pub(super) const WAIT_ON: &str = "wait on stream";
+const SYNCHRONIZE: &str = "synchronize stream";
 
 impl Engine {
     /// Advances a request, and returns whether it has ended, or never will because it is not
@@ -200,9 +202,14 @@ impl Engine {
         if !self.needs_wait(&mut state, key)? {
             return Ok(());
         }
-        let Some(entry) = state.requests.get(key) else {
+        let Some(entry) = state.requests.get_mut(key) else {
             return Err(Error::unknown_request(WAIT_ON));
         };
+        if entry.is_copied_by(stream.id()) {
+            uncaptured(stream, WAIT_ON)?;
+            self.pass(entry);
+            return Ok(());
+        }
         let poster = entry.poster.id();
         match (
             &entry.operation,
@@ -219,10 +226,6 @@ impl Engine {
                 let Some(lane) = lane else {
                     return Err(no_lane(WAIT_ON, rank));
                 };
-                if poster == Some(stream.id()) && put.is_copy() {
-                    // A kernel in front of this call executes it.
-                    return uncaptured(stream, WAIT_ON);
-                }
                 // The wait, and the event behind it that shows when the stream has passed.
                 stream.check_room(2)?;
                 lane.wait_on(stream, put, flush)
@@ -252,7 +255,6 @@ impl Engine {
 
     /// Waits for a stream, and returns the first failure of its messages.
     pub(crate) fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
-        const OPERATION: &str = "synchronize stream";
         let deadline = self.host().now() + limit;
         while !self.is_through(stream, deadline)? {
             if self.host().now() >= deadline {
@@ -263,9 +265,10 @@ impl Engine {
                     stream.id(),
                     time(limit)
                 );
-                return Err(Error::new(OPERATION, Kind::Timeout, what));
+                return Err(Error::new(SYNCHRONIZE, Kind::Timeout, what));
             }
         }
+        self.end_passed(stream.id(), deadline)?;
         // The error word is stored before a stream passes a failed request.
         if self.error.load()? == 0 {
             return Ok(());
@@ -278,10 +281,52 @@ impl Engine {
         });
         let late = || {
             let state = self.lock();
-            Some(state.peers.get(failing?)?.error(OPERATION))
+            Some(state.peers.get(failing?)?.error(SYNCHRONIZE))
         };
-        let first = self.first_error(OPERATION, Some(stream.id()), true);
+        let first = self.first_error(SYNCHRONIZE, Some(stream.id()), true);
         first.or_else(late).map_or(Ok(()), Err)
+    }
+
+    /// The stream of a request waits for it; see [`Entry::is_copied_by`].
+    pub(super) fn pass(&self, entry: &mut Entry) {
+        if let Operation::Send(send) = &mut entry.operation
+            && send.packed.is_some()
+        {
+            send.is_passed = true;
+            self.passes.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits for the packed sends that a stream has passed.
+    fn end_passed(&self, stream: u64, deadline: Time) -> Result<()> {
+        if !self.passes.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let limit = deadline.since(self.host().now());
+        let mut open = None;
+        let ended = self.wait_until(limit, &mut |state| {
+            if let Some(key) = open {
+                self.visit(state, key);
+            }
+            let mut passed = state.requests.iter();
+            open = passed
+                .find(|(_, e)| e.is_passed_by(stream))
+                .map(|(key, _)| key);
+            open.is_none()
+        });
+        let state = self.lock();
+        let Some(late) = open
+            .and_then(|key| state.requests.get(key))
+            .filter(|_| !ended)
+        else {
+            return Ok(());
+        };
+        let error = Error::new(
+            SYNCHRONIZE,
+            Kind::Timeout,
+            self.late_text(&state, late, limit),
+        );
+        Err(error.of_message(late.name().peer, late.tag, late.number))
     }
 
     /// The rank of a request of `stream` that is in flight to a rank that was given up. The failure

@@ -243,9 +243,13 @@ impl Engine {
         if !self.needs_wait(state, key)? {
             return Ok(());
         }
-        let Some(entry) = state.requests.get(key) else {
+        let Some(entry) = state.requests.get_mut(key) else {
             return Err(Error::unknown_request(WAIT_ON));
         };
+        if entry.is_copied_by(stream.id()) {
+            self.pass(entry);
+            return Ok(());
+        }
         let poster = entry.poster.id();
         let flush = entry.lands_in_device();
         match (&entry.operation, entry.in_flight()) {
@@ -261,8 +265,6 @@ impl Engine {
                     return Err(no_lane(WAIT_ON, at.rank));
                 };
                 match lane.done_word(put) {
-                    // A kernel in front of this call executes it.
-                    _ if put.is_copy() && poster == Some(stream.id()) => {}
                     Some((word, value)) => waits.words.push((word.clone(), value, false)),
                     None if put.is_copy() => {}
                     None => waits.puts.push((at, put, flush)),
