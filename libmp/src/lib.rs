@@ -116,7 +116,7 @@
 //! stream. Streams share queue pairs only if more than seven of them exist.
 //!
 //! # Eager and rendezvous
-//! A message of up to the eager limit (default 4096 bytes, by TCP 64 KiB, [`Builder::eager_limit`]) is
+//! A message of up to the eager limit (default 4096 bytes, by TCP 256 KiB, [`Builder::eager_limit`]) is
 //! *eager*: it is written into a slot of the receiver's mailbox, even if its receive is not posted yet, and is
 //! copied from there. Each pair of rank and tag has 16 slots ([`Builder::depth`]), whose memory is
 //! allocated before the first eager message. The receiver returns slots as credits as it takes

@@ -58,6 +58,8 @@ fn rank() {
         .bootstrap(job.clone())
         .gpu(&gpu())
         .timeout(Duration::from_secs(20))
+        // Receives above it take staging memory.
+        .eager_limit(64 << 10)
         .build();
     let ctx = match built {
         Ok(ctx) => ctx,
@@ -117,6 +119,7 @@ fn streams_exchange(ctx: &Context) -> usize {
                 let receive = || ctx.irecv_on(&streams[0], peer, 1, &into).unwrap();
                 let first = early.then(receive);
                 let sent = ctx.isend_on(&streams[1], peer, 1, &out).unwrap();
+                sent.wait_on(&streams[1]).unwrap();
                 let received = first.unwrap_or_else(receive);
                 received.wait_on(&streams[0]).unwrap();
                 ctx.synchronize(&streams[0], LIMIT).unwrap();
@@ -127,7 +130,8 @@ fn streams_exchange(ctx: &Context) -> usize {
                     "{len} + {more}, {early}"
                 );
                 assert_eq!(received.wait(LIMIT).unwrap().len, len as u64);
-                sent.wait(LIMIT).unwrap();
+                ctx.synchronize(&streams[1], LIMIT).unwrap();
+                assert!(sent.test().unwrap().is_some());
             }
         }
     }

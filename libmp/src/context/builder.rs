@@ -110,7 +110,7 @@ impl Builder {
     /// Sets the eager limit: the longest message, in bytes, that a sender may write before the
     /// receive is posted. A stream that sends a longer message waits until the receive is posted. A
     /// rank keeps [`depth`](Builder::depth) times this much memory for each peer and tag from which
-    /// messages up to the limit come. 1 byte to 1 MiB; default 4096 bytes, or 64 KiB for a peer by
+    /// messages up to the limit come. 1 byte to 1 MiB; default 4096 bytes, or 256 KiB for a peer by
     /// [`Path::Tcp`](crate::Path::Tcp).
     #[must_use]
     pub fn eager_limit(mut self, bytes: usize) -> Builder {
@@ -148,6 +148,9 @@ impl Builder {
     /// [`Kind::PeerFailed`](crate::Kind::PeerFailed). Calls wait this long for connections and
     /// twice as long for room. [`SendOp::timeout`](crate::SendOp::timeout) and
     /// [`RecvOp::timeout`](crate::RecvOp::timeout) set it for one request. Default 30 s.
+    ///
+    /// A neighbour that answers has an eighth more to take part in a step of a
+    /// [`Neighbourhood`](crate::Neighbourhood): it may wait as long for a neighbour that is dead, and then goes on.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Builder {
         self.config.timeout = limit;

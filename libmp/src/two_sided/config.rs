@@ -86,7 +86,7 @@ impl Config {
     /// message that costs the CPUs as much as a copy of this length.
     pub fn eager_limit(&self, path: Path) -> usize {
         self.eager_limit.unwrap_or(match path {
-            Path::Tcp => 64 << 10,
+            Path::Tcp => 256 << 10,
             _ => 4096,
         })
     }
