@@ -127,7 +127,8 @@
 //! of the receive, without a copy. **A stream that sends a message above the eager limit waits at
 //! the send until the receive is posted**; later work of the stream waits too. Post receives before
 //! sends. A receive in several pieces is staged: it takes pinned memory of the size of its room.
-//! So is a send or a receive of more than 30 pieces ([`Strided`]), of any length. A context keeps
+//! So is a send or a receive of more than 30 pieces ([`Strided`]), of any length, and a message of up
+//! to 256 KiB of device memory that a stream sends by TCP. A context keeps
 //! up to 64 MiB of this memory for later messages.
 //!
 //! A stream waits at a send without a credit, at a rendezvous send without a posted receive, and at

@@ -170,21 +170,25 @@ fn a_failed_send_does_not_affect_a_receive_of_the_same_wait() {
 /// A stream goes on behind a send in many pieces once they are packed. Its failure is found all the same.
 #[test]
 fn synchronize_waits_for_a_packed_send_that_its_stream_has_passed() {
-    for death in [Death::IsCut, Death::Freezes] {
+    for (death, together) in [(Death::IsCut, false), (Death::Freezes, true)] {
         play(7, 2, move |rank| {
             let ctx = rank.open(|b| build(b).path(PathChoice::Nic));
             let stream = ctx.gpu().stream().unwrap();
             let memory = ctx.alloc(MemoryKind::Pinned, 1000).unwrap();
             let pieces = memory.strided(0, 4, 8, 100).unwrap();
             let post = || {
-                let send = SendOp::strided(rank.peer(), 1, &pieces);
-                let sent = ctx.post_send(&send.on(&stream)).unwrap();
-                sent.wait_on(&stream).unwrap();
-                sent
+                let send = SendOp::strided(rank.peer(), 1, &pieces).on(&stream);
+                let sends = [(); 2].map(|()| ctx.post_send(&send).unwrap());
+                match together {
+                    true => ctx.wait_all_on(&stream, &sends).unwrap(),
+                    false => sends.iter().for_each(|sent| sent.wait_on(&stream).unwrap()),
+                }
+                sends
             };
-            let got = ctx.irecv(rank.peer(), 1, &memory.slice(0, 400).unwrap());
-            let sent = post();
-            got.unwrap().wait(LIMIT).unwrap();
+            let into = memory.slice(0, 400).unwrap();
+            let got = [(); 2].map(|()| ctx.irecv(rank.peer(), 1, &into).unwrap());
+            let [_, sent] = post();
+            mp::wait_all(&got, LIMIT).unwrap();
             ctx.synchronize(&stream, LIMIT).unwrap();
             assert!(sent.test().unwrap().is_some());
             rank.barrier();
@@ -193,7 +197,7 @@ fn synchronize_waits_for_a_packed_send_that_its_stream_has_passed() {
             }
             rank.pass(millis(50));
             let before = rank.host.now();
-            let sent = post();
+            let [sent, _] = post();
             assert!(stream.synchronize(LIMIT).unwrap());
             let took = rank.host.now().since(before);
             assert!(took < SLACK && sent.test().unwrap().is_none(), "{took:?}");

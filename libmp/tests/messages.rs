@@ -12,7 +12,7 @@ use common::{LIMIT, pattern, ranks, ranks_with, read};
 use gdsync::gpu::MemoryKind;
 use mp::{Builder, Context, Kind, RecvOp, Request, SendOp, SizeSource, Source};
 
-const SIZES: [usize; 11] = [
+const SIZES: [usize; 13] = [
     0,
     1,
     4,
@@ -22,6 +22,8 @@ const SIZES: [usize; 11] = [
     4097,
     65536,
     65537,
+    256 << 10,
+    (256 << 10) + 1,
     1 << 20,
     3_000_001,
 ];
@@ -167,14 +169,14 @@ fn tags_match_exactly_and_vectors_gather_and_scatter() {
 fn truncated_messages_fail_on_both_sides() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
-        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 17).unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 19).unwrap();
         let stream = ctx.gpu().stream().unwrap();
         // Two are above the eager limit of every path.
-        for (tag, sent, room) in [(1, 100, 50), (2, 66_000, 100), (3, 100_000, 5000)] {
+        for (tag, sent, room) in [(1, 100, 50), (2, 300_000, 100), (3, 400_000, 5000)] {
             for on_stream in [false, true] {
                 let tag = tag + 10 * u32::from(on_stream);
                 let data = memory.slice(0, sent).unwrap();
-                let into = memory.slice(120_000, room).unwrap();
+                let into = memory.slice(450_000, room).unwrap();
                 let (send, recv) = match on_stream {
                     false => {
                         let recv = ctx.irecv(peer, tag, &into).unwrap();
@@ -258,7 +260,7 @@ fn message_lengths_are_read_from_words() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
         let stream = ctx.gpu().stream().unwrap();
-        for (n, most) in [4096, 100_000].into_iter().enumerate() {
+        for (n, most) in [4096, 300_000].into_iter().enumerate() {
             let memory = ctx.alloc(MemoryKind::Device, 2 * most).unwrap();
             memory.write(0, &pattern(ctx.rank(), n, most)).unwrap();
             let words = ctx.gpu().alloc(MemoryKind::Pinned, 16).unwrap();
@@ -305,11 +307,11 @@ fn message_lengths_are_read_from_words() {
 fn sender_gets_truncated_error_while_the_next_receive_of_the_slot_is_blocked() {
     let build = |builder: Builder| builder.depth(2);
     ranks_with(2, build, |ctx| {
-        const LONG: usize = 70_000;
+        const LONG: usize = 300_000;
         let peer = 1 - ctx.rank();
-        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 19).unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 21).unwrap();
         let small = |at: usize| memory.slice(64 * at, 64).unwrap();
-        let long = |at: usize| memory.slice(at << 17, LONG).unwrap();
+        let long = |at: usize| memory.slice(at << 19, LONG).unwrap();
         let [a, b] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
         let go = 9;
         if ctx.rank() == 0 {
@@ -351,7 +353,7 @@ fn sender_gets_truncated_error_while_the_next_receive_of_the_slot_is_blocked() {
 fn unmatched_requests_are_cancelled_and_others_are_not() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
-        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 17).unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 19).unwrap();
         let small = memory.slice(0, 8).unwrap();
         let recv = ctx.irecv(peer, 1, &small).unwrap();
         recv.cancel().unwrap();

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const SHORT: Duration = Duration::from_millis(50);
 /// Below and above the eager limit.
-const SIZES: [usize; 2] = [100, 70_000];
+const SIZES: [usize; 2] = [100, 300_000];
 
 /// Asserts that the request has ended with the null rank's result.
 fn ended_with_null(request: &Request, tag: u32) {
@@ -349,8 +349,8 @@ fn flush_waits_for_posted_sends_only() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
         let (gate, stream) = (Gate::new(ctx.gpu()), ctx.gpu().stream().unwrap());
-        let memory = ctx.alloc(MemoryKind::Device, 70_000).unwrap();
-        let [small, large] = [100, 70_000].map(|len| memory.slice(0, len).unwrap());
+        let memory = ctx.alloc(MemoryKind::Device, 300_000).unwrap();
+        let [small, large] = [100, 300_000].map(|len| memory.slice(0, len).unwrap());
         ctx.flush(Duration::ZERO).unwrap();
         if ctx.rank() == 0 {
             // By a stream that has not reached the send, and by the CPU without a receive.
@@ -398,7 +398,7 @@ fn flush_waits_for_posted_sends_only() {
 fn flush_returns_the_failure_of_a_send_once() {
     ranks(2, |ctx| {
         let peer = 1 - ctx.rank();
-        let memory = ctx.alloc(MemoryKind::Pinned, 70_000).unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 300_000).unwrap();
         if ctx.rank() == 0 {
             drop(ctx.isend(peer, 4, &memory.all()).unwrap());
             let e = ctx.flush(LIMIT).unwrap_err();

@@ -149,8 +149,8 @@ impl Builder {
     /// twice as long for room. [`SendOp::timeout`](crate::SendOp::timeout) and
     /// [`RecvOp::timeout`](crate::RecvOp::timeout) set it for one request. Default 30 s.
     ///
-    /// A neighbour that answers has an eighth more to take part in a step of a
-    /// [`Neighbourhood`](crate::Neighbourhood): it may wait as long for a neighbour that is dead, and then goes on.
+    /// In a step of a [`Neighbourhood`](crate::Neighbourhood), a neighbour that answers has an eighth more,
+    /// because it may itself wait this long for a dead neighbour before it continues.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Builder {
         self.config.timeout = limit;

@@ -303,7 +303,7 @@ impl Context {
     ///     let memory = ctx.alloc(MemoryKind::Device, 128 << 10)?;
     ///     let (data, room) = (memory.slice(0, 64 << 10)?, memory.slice(64 << 10, 64 << 10)?);
     ///
-    ///     // Both ranks receive first: 64 KiB are above the eager limit, and each send waits until
+    ///     // Both ranks receive first: a send above the eager limit (4 KiB, by TCP 256 KiB) waits until
     ///     // the other rank's stream has reached its receive.
     ///     let recv = ctx.irecv_on(&stream, peer, 7, &room)?;
     ///     let send = ctx.isend_on(&stream, peer, 7, &data)?;

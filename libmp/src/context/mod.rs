@@ -414,8 +414,8 @@ impl Context {
     /// [`close`](Context::close) returns this failure.
     ///
     /// # Errors
-    /// - `Timeout` after `limit`, naming what the stream waits for, or the send. They continue, and the
-    ///   call may be repeated.
+    /// - `Timeout` after `limit`, naming what the stream waits for, or a packed send that has not
+    ///   ended. Stream and send continue, and the call may be repeated.
     /// - `Truncated`, `PeerFailed`, `Failed` or `Protocol`: the first failure.
     /// - Those of [`Stream::synchronize`](gdsync::Stream::synchronize).
     pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {

@@ -104,7 +104,7 @@ use crate::neighbourhood::{Exchange, Neighbour};
 /// neighbours do not wait for each other while they find the loss.
 ///
 /// A stream that has waited for a neighbour for [`Builder::timeout`](crate::Builder::timeout) gives
-/// it up.
+/// it up; a neighbour that answers has an eighth more.
 ///
 /// # Lifetime
 /// A neighbourhood holds its context and the memory of its pieces. Drop it when all its steps are

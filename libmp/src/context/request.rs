@@ -290,7 +290,8 @@ impl Request {
     /// write the memory of a send. If the request has ended already, nothing is enqueued.
     ///
     /// Exception: the stream that posted a packed send waits only until the message is packed, and the
-    /// request ends later. [`Context::synchronize`] waits for that end. Packed are messages of more
+    /// request ends later; a failure may be stored in [`Context::error_word`] behind the wait.
+    /// [`Context::synchronize`] waits for that end. Packed are messages of more
     /// than 30 pieces ([`Strided`](crate::Strided)), and those in device memory of up to 256 KiB by
     /// [`Path::Tcp`](crate::Path::Tcp).
     ///

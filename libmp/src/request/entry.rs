@@ -121,8 +121,8 @@ pub(crate) struct Outgoing {
     pub late: Option<Box<Late>>,
     /// The pieces that are gathered when it is posted; then its segment is staging memory.
     pub packed: Option<Box<Strided>>,
-    /// Whether its stream waits for it: only until the message is packed, and the send ends later.
-    pub is_passed: bool,
+    /// Its stream has waited for it, and does not wait for its end.
+    pub ends_behind_stream: bool,
     /// A copy engine does not look for the memory of its receive before.
     pub next_look: Time,
 }
@@ -143,7 +143,7 @@ pub(crate) struct Late {
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     pub state: ReceiveState,
-    /// The buffer into which a large message for scattered memory is written first.
+    /// The buffer into which a large message is written first: for scattered memory, or device memory by TCP.
     pub staging: Option<Memory>,
     /// The pieces to which the message is scattered at its end; then its segment is staging
     /// memory.
@@ -452,18 +452,18 @@ impl Entry {
         }
     }
 
-    /// Whether a wait of this stream for it needs no more than the work that the stream has in front: that
-    /// copies the memory.
-    pub fn is_copied_by(&self, stream: u64) -> bool {
+    /// Whether this stream posted it, and a kernel in front of the wait copies or packs its memory: then the
+    /// stream need not wait.
+    pub fn needs_no_wait_by(&self, stream: u64) -> bool {
         let by_kernel = || self.in_flight().is_some_and(|put| put.is_copy());
         let packed = || self.send().is_some_and(|send| send.packed.is_some());
         self.poster.id() == Some(stream) && (by_kernel() || packed())
     }
 
-    /// Whether it is a packed send that has not ended, and its stream has waited for it.
-    pub fn is_passed_by(&self, stream: u64) -> bool {
-        let passed = self.send().is_some_and(|send| send.is_passed);
-        passed && self.poster.id() == Some(stream) && self.status().is_none()
+    /// Whether it is a packed send that has not ended, and this stream has waited for it.
+    pub fn is_open_behind(&self, stream: u64) -> bool {
+        let waited = self.send().is_some_and(|send| send.ends_behind_stream);
+        waited && self.poster.id() == Some(stream) && self.status().is_none()
     }
 
     /// The stream that takes its message in.

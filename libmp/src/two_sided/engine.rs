@@ -38,9 +38,10 @@ pub(crate) struct Engine {
     pub error: Word32,
     /// The result of captured messages with the null rank.
     pub null_result: Word64,
-    /// Whether a stream has passed a packed send ([`Engine::pass`]), ever. Relaxed: a call that synchronizes a
-    /// stream is behind the waits that were enqueued on it.
-    pub passes: AtomicBool,
+    /// Whether a wait of a stream has ever left the end of a packed send to [`Engine::synchronize`]. Stored by
+    /// [`Engine::leave_end`], and loaded by [`Engine::wait_for_ends`]. Relaxed: a call that synchronizes a stream
+    /// is behind the waits that were enqueued there, and reads the requests under the lock.
+    pub leaves_ends: AtomicBool,
     /// Observes the calls.
     pub observers: Observers,
     state: Mutex<State>,
@@ -105,7 +106,7 @@ impl Engine {
             kernels,
             error,
             null_result,
-            passes: AtomicBool::new(false),
+            leaves_ends: AtomicBool::new(false),
             observers,
             state: Mutex::new(state),
             bootstrap,

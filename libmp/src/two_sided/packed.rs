@@ -3,8 +3,8 @@
 //! stream, and a receive is scattered from it when its message is taken in.
 //!
 //! Except on the software GPU, streams also pack single pieces of device memory that go by TCP: the thread of the
-//! TCP device would copy them by a copy engine, of which a short copy takes longer than a kernel. A receive of one
-//! such piece is no packed one: the kernel that takes its message in copies it from staging memory.
+//! TCP device would copy them by a copy engine, of which a short copy takes longer than a kernel. Such a
+//! receive has staging memory, but is not packed: the kernel that takes its message in copies from there.
 
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
@@ -52,7 +52,7 @@ impl Engine {
         Ok(len)
     }
 
-    /// Whether a kernel should pack the message.
+    /// Whether a kernel should copy the message through staging memory: one piece of device memory, by TCP.
     pub(super) fn packs(
         &self,
         peer: Source,

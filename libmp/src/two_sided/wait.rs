@@ -205,9 +205,9 @@ impl Engine {
         let Some(entry) = state.requests.get_mut(key) else {
             return Err(Error::unknown_request(WAIT_ON));
         };
-        if entry.is_copied_by(stream.id()) {
+        if entry.needs_no_wait_by(stream.id()) {
             uncaptured(stream, WAIT_ON)?;
-            self.pass(entry);
+            self.leave_end(entry);
             return Ok(());
         }
         let poster = entry.poster.id();
@@ -268,7 +268,7 @@ impl Engine {
                 return Err(Error::new(SYNCHRONIZE, Kind::Timeout, what));
             }
         }
-        self.end_passed(stream.id(), deadline)?;
+        self.wait_for_ends(stream.id(), deadline)?;
         // The error word is stored before a stream passes a failed request.
         if self.error.load()? == 0 {
             return Ok(());
@@ -287,46 +287,39 @@ impl Engine {
         first.or_else(late).map_or(Ok(()), Err)
     }
 
-    /// The stream of a request waits for it; see [`Entry::is_copied_by`].
-    pub(super) fn pass(&self, entry: &mut Entry) {
+    /// Records that the stream of a packed send does not wait for its end: [`Engine::synchronize`] does.
+    pub(super) fn leave_end(&self, entry: &mut Entry) {
         if let Operation::Send(send) = &mut entry.operation
             && send.packed.is_some()
         {
-            send.is_passed = true;
-            self.passes.store(true, Ordering::Relaxed);
+            send.ends_behind_stream = true;
+            self.leaves_ends.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Waits for the packed sends that a stream has passed.
-    fn end_passed(&self, stream: u64, deadline: Time) -> Result<()> {
-        if !self.passes.load(Ordering::Relaxed) {
+    /// Waits for the ends of packed sends for which a stream has not waited.
+    fn wait_for_ends(&self, stream: u64, deadline: Time) -> Result<()> {
+        if !self.leaves_ends.load(Ordering::Relaxed) {
             return Ok(());
         }
         let limit = deadline.since(self.host().now());
         let mut open = None;
-        let ended = self.wait_until(limit, &mut |state| {
+        self.wait_until(limit, &mut |state| {
             if let Some(key) = open {
                 self.visit(state, key);
             }
-            let mut passed = state.requests.iter();
-            open = passed
-                .find(|(_, e)| e.is_passed_by(stream))
-                .map(|(key, _)| key);
+            let mut left = state.requests.iter();
+            let next = left.find(|(_, entry)| entry.is_open_behind(stream));
+            open = next.map(|(key, _)| key);
             open.is_none()
         });
         let state = self.lock();
-        let Some(late) = open
-            .and_then(|key| state.requests.get(key))
-            .filter(|_| !ended)
-        else {
+        let Some(late) = open.and_then(|key| state.requests.get(key)) else {
             return Ok(());
         };
-        let error = Error::new(
-            SYNCHRONIZE,
-            Kind::Timeout,
-            self.late_text(&state, late, limit),
-        );
-        Err(error.of_message(late.name().peer, late.tag, late.number))
+        let text = self.late_text(&state, late, limit);
+        let error = Error::new(SYNCHRONIZE, Kind::Timeout, text);
+        Err(late.name().attribute(error))
     }
 
     /// The rank of a request of `stream` that is in flight to a rank that was given up. The failure

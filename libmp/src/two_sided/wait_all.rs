@@ -246,8 +246,8 @@ impl Engine {
         let Some(entry) = state.requests.get_mut(key) else {
             return Err(Error::unknown_request(WAIT_ON));
         };
-        if entry.is_copied_by(stream.id()) {
-            self.pass(entry);
+        if entry.needs_no_wait_by(stream.id()) {
+            self.leave_end(entry);
             return Ok(());
         }
         let poster = entry.poster.id();

@@ -18,7 +18,7 @@ use crate::rig::{Runtime, finish};
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp-killed";
 
-/// Lengths in bytes: a line, the eager limit, long rooms, and messages that wait for their receives.
+/// Lengths in bytes: a line, the eager limits, long rooms, and messages that wait for their receives.
 pub const LENGTHS: [usize; 6] = [8, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20];
 /// Some of them, for the software GPU: an eager message, and one that waits for its receive.
 pub const FEW: [usize; 2] = [8, 64 << 10];

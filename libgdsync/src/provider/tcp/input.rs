@@ -18,9 +18,9 @@ const BUFFER: usize = 64 * 1024;
 /// Payloads up to this length are stored at once, from low addresses to high ones, each aligned word
 /// at once. A word that announces other data is such a payload.
 pub const SHORT: usize = 8 * 1024;
-/// For this many payloads behind a long one, the next head is read alone: a long payload behind it is then read
+/// Until this many payloads have followed a long one, heads are read alone: the next long payload is then read
 /// into its memory, and not copied from the buffer.
-const SOON: u8 = 4;
+const AFTER_LONG: u8 = 4;
 /// Maximum number of pieces that are read into at once.
 const PIECES: usize = 8;
 
@@ -107,10 +107,10 @@ pub struct Input {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// Whether a GPU that is no software GPU accesses the memory of payloads, so that it is not in the cache of
-    /// the CPU.
-    is_cold: bool,
-    /// Payloads since the last long one, at most [`SOON`].
+    /// A GPU other than the software GPU accesses the memory of payloads: it is not in the cache of the CPU, and
+    /// copies to it are slow.
+    copies_are_slow: bool,
+    /// Payloads since the last long one, at most [`AFTER_LONG`].
     since_long: u8,
     seal: Option<Seal>,
     /// Bytes of records that are not opened yet.
@@ -126,12 +126,12 @@ pub struct Input {
 impl Input {
     pub fn new(all: Option<Arc<Chunks>>) -> Input {
         Input {
-            is_cold: all.is_some(),
+            copies_are_slow: all.is_some(),
             all,
             buffer: vec![0; BUFFER],
             start: 0,
             end: 0,
-            since_long: SOON,
+            since_long: AFTER_LONG,
             seal: None,
             records: Vec::new(),
             filling: None,
@@ -175,14 +175,14 @@ impl Input {
     /// A payload begins.
     pub fn begins(&mut self, payload: &Payload) {
         self.since_long = match payload.short {
-            true => (self.since_long + 1).min(SOON),
+            true => (self.since_long + 1).min(AFTER_LONG),
             false => 0,
         };
     }
 
     /// Whether the next payload is likely to be long, and slow to copy.
     fn expects_long(&self) -> bool {
-        self.is_cold && self.since_long < SOON
+        self.copies_are_slow && self.since_long < AFTER_LONG
     }
 
     /// Whether a copy engine copies what was received.
@@ -467,9 +467,9 @@ mod tests {
     #[test]
     fn heads_behind_a_long_payload_are_read_alone() {
         let begun = |len| Payload::new(Sink::default(), len);
-        for is_cold in [true, false] {
+        for copies_are_slow in [true, false] {
             let (mut input, mut wire) = (Input::new(None), Endless(Vec::new()));
-            input.is_cold = is_cold;
+            input.copies_are_slow = copies_are_slow;
             let mut next = |payload: Option<usize>| {
                 if let Some(len) = payload {
                     input.begins(&begun(len));
@@ -482,10 +482,10 @@ mod tests {
                 !next(None) && !next(Some(SHORT)),
                 "no long payload has come"
             );
-            assert_eq!(next(Some(SHORT + 1)), is_cold);
-            assert_eq!(next(None), is_cold, "a head without a payload");
-            for _ in 1..SOON {
-                assert_eq!(next(Some(8)), is_cold);
+            assert_eq!(next(Some(SHORT + 1)), copies_are_slow);
+            assert_eq!(next(None), copies_are_slow, "a head without a payload");
+            for _ in 1..AFTER_LONG {
+                assert_eq!(next(Some(8)), copies_are_slow);
             }
             assert!(!next(Some(8)), "the payloads are short");
         }
