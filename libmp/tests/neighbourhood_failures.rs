@@ -356,6 +356,22 @@ fn lost_neighbour_fails_the_step_and_the_others_complete() {
     }
 }
 
+/// A neighbour that answers is late, and the timeout is the longest one: there is no time to add.
+#[test]
+fn a_late_neighbour_is_awaited_under_the_longest_timeout() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(Duration::MAX));
+        let part = Part::new(rank, &ctx, false);
+        let stream = ctx.gpu().stream().unwrap();
+        rank.barrier();
+        if rank.me == 1 {
+            rank.pass(secs(20));
+        }
+        part.play(&stream, 1);
+        rank.barrier();
+    });
+}
+
 /// A rank dies at any moment of many steps that are enqueued ahead.
 #[test]
 fn neighbour_may_die_at_any_moment() {

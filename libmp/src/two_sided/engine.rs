@@ -38,9 +38,9 @@ pub(crate) struct Engine {
     pub error: Word32,
     /// The result of captured messages with the null rank.
     pub null_result: Word64,
-    /// Whether a wait of a stream has ever left the end of a packed send to [`Engine::synchronize`]. Stored by
-    /// [`Engine::leave_end`], and loaded by [`Engine::wait_for_ends`]. Relaxed: a call that synchronizes a stream
-    /// is behind the waits that were enqueued there, and reads the requests under the lock.
+    /// Whether a wait of a stream has ever left the end of a packed send to [`Engine::synchronize`], which loads
+    /// this; [`Engine::leave_end`] stores it. Relaxed: the call is behind the waits that were enqueued on its
+    /// stream, and reads the requests under the lock.
     pub leaves_ends: AtomicBool,
     /// Observes the calls.
     pub observers: Observers,

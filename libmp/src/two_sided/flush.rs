@@ -11,22 +11,8 @@ impl Engine {
     /// Waits until all posted sends have ended; see [`Context::flush`](crate::Context::flush).
     pub fn flush(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "flush sends";
-        let open = |entry: &Entry| {
-            let posted = entry.send().is_some() && !entry.is_prepared();
-            posted && entry.status().is_none()
-        };
-        let mut keys: Vec<RequestKey> = {
-            let state = self.lock();
-            let sends = state.requests.iter().filter(|(_, entry)| open(entry));
-            sends.map(|(key, _)| key).collect()
-        };
-        self.wait_until(limit, &mut |state| {
-            keys.retain(|key| {
-                self.visit(state, *key);
-                state.requests.get(*key).is_some_and(open)
-            });
-            keys.is_empty()
-        });
+        let mut keys = self.sends(is_open);
+        self.wait_for_sends(&mut keys, limit);
         let first = self.first_error(OPERATION, None, keys.is_empty());
         let state = self.lock();
         let oldest = keys.iter().filter_map(|key| state.requests.get(*key));
@@ -44,4 +30,27 @@ impl Engine {
             None => error,
         })
     }
+
+    /// The sends for which `wanted` is true.
+    pub(super) fn sends(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<RequestKey> {
+        let state = self.lock();
+        let sends = state.requests.iter().filter(|(_, entry)| wanted(entry));
+        sends.map(|(key, _)| key).collect()
+    }
+
+    /// Waits for the ends of sends, and keeps those that have not ended.
+    pub(super) fn wait_for_sends(&self, keys: &mut Vec<RequestKey>, limit: Duration) {
+        self.wait_until(limit, &mut |state| {
+            keys.retain(|key| {
+                self.visit(state, *key);
+                state.requests.get(*key).is_some_and(is_open)
+            });
+            keys.is_empty()
+        });
+    }
+}
+
+/// Whether it is a send that was posted and has not ended.
+fn is_open(entry: &Entry) -> bool {
+    entry.send().is_some() && !entry.is_prepared() && entry.status().is_none()
 }

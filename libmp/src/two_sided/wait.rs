@@ -256,6 +256,10 @@ impl Engine {
     /// Waits for a stream, and returns the first failure of its messages.
     pub(crate) fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
         let deadline = self.host().now() + limit;
+        let left = match self.leaves_ends.load(Ordering::Relaxed) {
+            true => self.sends(|entry| entry.is_open_behind(stream.id())),
+            false => Vec::new(),
+        };
         while !self.is_through(stream, deadline)? {
             if self.host().now() >= deadline {
                 let waits = self.stream_text(stream.id());
@@ -268,7 +272,7 @@ impl Engine {
                 return Err(Error::new(SYNCHRONIZE, Kind::Timeout, what));
             }
         }
-        self.wait_for_ends(stream.id(), deadline)?;
+        self.wait_for_ends(left, deadline)?;
         // The error word is stored before a stream passes a failed request.
         if self.error.load()? == 0 {
             return Ok(());
@@ -297,24 +301,17 @@ impl Engine {
         }
     }
 
-    /// Waits for the ends of packed sends for which a stream has not waited.
-    fn wait_for_ends(&self, stream: u64, deadline: Time) -> Result<()> {
-        if !self.leaves_ends.load(Ordering::Relaxed) {
+    /// Waits for the ends of packed sends that a stream has left behind.
+    fn wait_for_ends(&self, mut left: Vec<RequestKey>, deadline: Time) -> Result<()> {
+        if left.is_empty() {
             return Ok(());
         }
         let limit = deadline.since(self.host().now());
-        let mut open = None;
-        self.wait_until(limit, &mut |state| {
-            if let Some(key) = open {
-                self.visit(state, key);
-            }
-            let mut left = state.requests.iter();
-            let next = left.find(|(_, entry)| entry.is_open_behind(stream));
-            open = next.map(|(key, _)| key);
-            open.is_none()
-        });
+        self.wait_for_sends(&mut left, limit);
         let state = self.lock();
-        let Some(late) = open.and_then(|key| state.requests.get(key)) else {
+        // Some may have ended since the last check.
+        let mut late = left.iter().filter_map(|key| state.requests.get(*key));
+        let Some(late) = late.find(|entry| entry.status().is_none()) else {
             return Ok(());
         };
         let text = self.late_text(&state, late, limit);

@@ -125,7 +125,7 @@ impl Engine {
                 && self.life(state.peers.get(rank), Some(since)) == Life::Alive
             {
                 // The neighbour may wait as long for a dead one, and then goes on.
-                limit += limit / 8;
+                limit = limit.saturating_add(limit / 8);
             }
             let late = waited >= limit;
             let warns = !entry.warned && waited >= self.config.watchdog;
