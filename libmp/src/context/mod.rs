@@ -408,10 +408,11 @@ impl Context {
     }
 
     /// Waits on the CPU, at most `limit`, until the stream has executed all that was enqueued on it
-    /// so far, and the packed sends that it waited for have ended ([`Request::wait_on`]). Returns the first failure of a message that the stream posted or waited for, except
-    /// failures that a call has returned. Later failures of the stream count as returned, too. An
-    /// eager message that the stream does not wait for may fail after that:
-    /// [`close`](Context::close) returns this failure.
+    /// so far, and the packed sends that it waited for have ended ([`Request::wait_on`]). Returns
+    /// the first failure of a message that the stream posted or waited for, except failures that a
+    /// call has returned. Later failures of the stream count as returned, too. An eager message that
+    /// the stream does not wait for may fail after that: [`close`](Context::close) returns this
+    /// failure.
     ///
     /// # Errors
     /// - `Timeout` after `limit`, naming what the stream waits for, or a packed send that has not
