@@ -167,7 +167,7 @@ fn a_failed_send_does_not_affect_a_receive_of_the_same_wait() {
     }
 }
 
-/// A stream goes on behind a send in many pieces once they are packed. Its failure is found all the same.
+/// A stream continues behind a send in many pieces once they are packed. Its failure is found all the same.
 #[test]
 fn synchronize_waits_for_a_packed_send_that_its_stream_has_passed() {
     for (death, together) in [(Death::IsCut, false), (Death::Freezes, true)] {

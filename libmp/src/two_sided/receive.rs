@@ -48,14 +48,11 @@ impl Engine {
             return self.null(spec.tag, || Operation::Receive(Incoming::default()), post);
         }
         let large = self.is_large(spec.from, len)?;
+        let apart = spec.segments.len() > 1;
+        let staged = large && (apart || self.packs(spec.from, &spec.on, spec.segments, len)?);
         let staging = match spec.packed {
             Some(pieces) => Some(self.stage_pieces(pieces)?),
-            None if large
-                && (spec.segments.len() > 1
-                    || self.packs(spec.from, &spec.on, spec.segments, len)?) =>
-            {
-                Some(self.stage(len as usize)?)
-            }
+            None if staged => Some(self.stage(len as usize)?),
             None => None,
         };
         let staging = match large {

@@ -120,14 +120,15 @@ impl Engine {
                 continue;
             };
             let waited = now.since(since);
-            let mut limit = entry.timeout.unwrap_or(self.config.timeout);
-            if entry.step().is_some()
+            let limit = entry.timeout.unwrap_or(self.config.timeout);
+            let mut late = waited >= limit;
+            if late
+                && entry.step().is_some()
                 && self.life(state.peers.get(rank), Some(since)) == Life::Alive
             {
-                // The neighbour may wait as long for a dead one, and then goes on.
-                limit = limit.saturating_add(limit / 8);
+                // The neighbour may wait as long for a dead one before it continues.
+                late = waited >= limit.saturating_add(limit / 8);
             }
-            let late = waited >= limit;
             let warns = !entry.warned && waited >= self.config.watchdog;
             if (late || warns) && self.is_there(state, key) {
                 if let Some(entry) = state.requests.get_mut(key) {
