@@ -3,11 +3,13 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::gate::Gate;
 use common::{LIMIT, pattern, ranks, ranks_with, read};
-use gdsync::gpu::MemoryKind;
+use gdsync::gpu::{MemoryKind, Observer, Passed, Work};
 use mp::{
     Context, Full, Kind, Memory, NULL_RANK, RecvOp, Request, SendOp, SizeSource, Source, Strided,
 };
@@ -492,5 +494,63 @@ fn invalid_pieces_are_refused() {
             .post_send(&SendOp::strided(0, 1, &planes).size(size))
             .unwrap_err();
         assert_eq!(e.kind(), Kind::Unsupported, "{e}");
+    });
+}
+
+/// Counts the kernels that pack messages.
+#[derive(Default)]
+struct Packing(AtomicUsize);
+
+impl Observer for Packing {
+    fn enqueued(&self, _: u64, work: Work<'_>, _: gds_step::Time, _: Option<Passed>) {
+        let packs = format!("{work:?}").contains("mp_strided");
+        // Relaxed: one thread enqueues and reads.
+        self.0.fetch_add(packs.into(), Ordering::Relaxed);
+    }
+}
+
+/// While so many streams wait that no other one may, a send that must wait is refused before it is packed: its
+/// staging memory is free for others at once.
+#[test]
+fn a_refused_send_is_not_packed() {
+    ranks(2, |ctx| {
+        let (me, peer) = (ctx.rank(), 1 - ctx.rank());
+        let [out, into] = memories(&ctx, MemoryKind::Pinned);
+        let pieces = out.strided(0, 800, 1000, 1000).unwrap();
+        let whole = into.slice(0, 800_000).unwrap();
+        let stream = ctx.gpu().stream().unwrap();
+        let go = into.slice(900_000, 8).unwrap();
+        if me == 1 {
+            // The send waits for its receive.
+            let gone = ctx.irecv(peer, 2, &go).unwrap();
+            gone.wait(LIMIT).unwrap();
+            let got = ctx.irecv(peer, 1, &whole).unwrap();
+            got.wait(LIMIT).unwrap();
+            out.write(0, &pattern(peer, 1, ROOM)).unwrap();
+            let expected = packed(&out, (800, 1000, 1000, 0, 1, 0));
+            assert!(read(&into, 0, 800_000) == expected);
+            return ctx.close(LIMIT).unwrap();
+        }
+        let send = SendOp::strided(peer, 1, &pieces).on(&stream);
+        let packing = Arc::new(Packing::default());
+        let observer: Arc<dyn Observer> = Arc::clone(&packing) as _;
+        ctx.gpu().observe(&observer).unwrap();
+        let gate = Gate::new(ctx.gpu());
+        let most = ctx.gpu().max_waiting_streams().unwrap();
+        let waiting: Vec<_> = (0..most).map(|_| ctx.gpu().stream().unwrap()).collect();
+        waiting.iter().for_each(|stream| gate.hold(stream));
+        let e = ctx.post_send(&send).unwrap_err();
+        let too_many = Kind::Gdsync(gdsync::Kind::TooManyWaits);
+        assert_eq!(e.kind(), too_many, "{e}");
+        assert_eq!(packing.0.load(Ordering::Relaxed), 0);
+        ctx.isend(peer, 2, &go).unwrap().wait(LIMIT).unwrap();
+        gate.open();
+        for stream in &waiting {
+            assert!(stream.synchronize(LIMIT).unwrap());
+        }
+        let sent = ctx.post_send(&send).unwrap();
+        assert_eq!(packing.0.load(Ordering::Relaxed), 1);
+        sent.wait(LIMIT).unwrap();
+        ctx.close(LIMIT).unwrap();
     });
 }

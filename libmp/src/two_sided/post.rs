@@ -218,13 +218,26 @@ impl Engine {
         list.put(wait.iter().copied());
         list.put(common.puts.iter().flatten().copied());
         let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
-        if let Some((pieces, staging)) = staged(send.packed.as_deref(), common) {
+        let packed = staged(send.packed.as_deref(), common);
+        let gather = || {
+            let Some((pieces, staging)) = packed else {
+                return Ok(());
+            };
             // What is posted behind the gathering then finds room.
             stream.check_room(1 + Lane::submissions(channel.path, behind))?;
-            self.gather_on(stream, POST, pieces, staging)?;
-        }
+            self.gather_on(stream, POST, pieces, staging)
+        };
+        // A wait behind the gathering is not refused: the staging memory is not free while the kernel packs.
+        let behind_gathering = |waits, enqueue: &mut dyn FnMut() -> Result<()>| {
+            let mut enqueue = || gather().and_then(|()| enqueue());
+            match packed.is_some() && waits {
+                true => stream.hold_wait(enqueue).map_err(Error::from).flatten(),
+                false => enqueue(),
+            }
+        };
         let Some(late) = &send.late else {
-            list.post(stream, Some(lane))?;
+            let waits = waits || common.puts.iter().flatten().any(Put::waits);
+            behind_gathering(waits, &mut || list.post(stream, Some(&mut *lane)))?;
             let last = common.puts.iter().flatten().next_back();
             let done = SendState::Done(Status::SUCCESS);
             send.state = last.map_or(done, |last| SendState::InFlight(*last));
@@ -237,7 +250,8 @@ impl Engine {
                 lane.end_in(*put, result_addr, self.error.addr().0);
             }
             puts.put(late.behind.iter().copied());
-            puts.post(stream, Some(lane))?;
+            let waits = late.behind.iter().any(Put::waits);
+            behind_gathering(waits, &mut || puts.post(stream, Some(&mut *lane)))?;
             let done = SendState::Done(Status::SUCCESS);
             send.state = (late.behind.last()).map_or(done, |last| SendState::InFlight(*last));
             return Ok(());
@@ -252,6 +266,7 @@ impl Engine {
         let mut torn = false;
         let mut enqueue = || {
             stream.check_room(room)?;
+            gather()?;
             list.post(stream, Some(&mut *lane))?;
             torn = true;
             self.stamp(stream, &params)?;
