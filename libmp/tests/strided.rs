@@ -3,13 +3,12 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::gate::Gate;
+use common::packing::Packing;
 use common::{LIMIT, pattern, ranks, ranks_with, read};
-use gdsync::gpu::{MemoryKind, Observer, Passed, Work};
+use gdsync::gpu::MemoryKind;
 use mp::{
     Context, Full, Kind, Memory, NULL_RANK, RecvOp, Request, SendOp, SizeSource, Source, Strided,
 };
@@ -497,18 +496,6 @@ fn invalid_pieces_are_refused() {
     });
 }
 
-/// Counts the kernels that pack messages.
-#[derive(Default)]
-struct Packing(AtomicUsize);
-
-impl Observer for Packing {
-    fn enqueued(&self, _: u64, work: Work<'_>, _: gds_step::Time, _: Option<Passed>) {
-        let packs = format!("{work:?}").contains("mp_strided");
-        // Relaxed: one thread enqueues and reads.
-        self.0.fetch_add(packs.into(), Ordering::Relaxed);
-    }
-}
-
 /// While so many streams wait that no other one may, a send that must wait is refused before it is packed: its
 /// staging memory is free for others at once.
 #[test]
@@ -532,9 +519,7 @@ fn a_refused_send_is_not_packed() {
             return ctx.close(LIMIT).unwrap();
         }
         let send = SendOp::strided(peer, 1, &pieces).on(&stream);
-        let packing = Arc::new(Packing::default());
-        let observer: Arc<dyn Observer> = Arc::clone(&packing) as _;
-        ctx.gpu().observe(&observer).unwrap();
+        let packing = Packing::of(ctx.gpu());
         let gate = Gate::new(ctx.gpu());
         let most = ctx.gpu().max_waiting_streams().unwrap();
         let waiting: Vec<_> = (0..most).map(|_| ctx.gpu().stream().unwrap()).collect();
@@ -542,14 +527,14 @@ fn a_refused_send_is_not_packed() {
         let e = ctx.post_send(&send).unwrap_err();
         let too_many = Kind::Gdsync(gdsync::Kind::TooManyWaits);
         assert_eq!(e.kind(), too_many, "{e}");
-        assert_eq!(packing.0.load(Ordering::Relaxed), 0);
+        assert_eq!(packing.count(), 0);
         ctx.isend(peer, 2, &go).unwrap().wait(LIMIT).unwrap();
         gate.open();
         for stream in &waiting {
             assert!(stream.synchronize(LIMIT).unwrap());
         }
         let sent = ctx.post_send(&send).unwrap();
-        assert_eq!(packing.0.load(Ordering::Relaxed), 1);
+        assert_eq!(packing.count(), 1);
         sent.wait(LIMIT).unwrap();
         ctx.close(LIMIT).unwrap();
     });

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use common::packing::Packing;
 use common::*;
-use gdsync::gpu::{MemoryKind, Observer, Passed, Work};
+use gdsync::gpu::MemoryKind;
 use gdsync::rdma::TcpOptions;
 use jobs::{Job, Place, all_in};
 use mp::bootstrap::from_env;
@@ -86,26 +87,12 @@ fn rank() {
     ctx.close(LIMIT).unwrap();
 }
 
-/// Counts the kernels that pack messages or scatter packed ones.
-#[derive(Default)]
-struct Packing(AtomicUsize);
-
-impl Observer for Packing {
-    fn enqueued(&self, _: u64, work: Work<'_>, _: gds_step::Time, _: Option<Passed>) {
-        // Relaxed: it orders nothing else.
-        let packs = format!("{work:?}").contains("mp_strided");
-        self.0.fetch_add(packs.into(), Ordering::Relaxed);
-    }
-}
-
 /// Messages of device memory by streams, around the eager limit, also into receives with more room, posted
 /// before and after their sends. Returns the number of kernels that packed.
 fn streams_exchange(ctx: &Context) -> usize {
     const ROOM: usize = 100_000;
     let (me, peer) = (ctx.rank(), 1 - ctx.rank());
-    let packing = Arc::new(Packing::default());
-    let observer: Arc<dyn Observer> = Arc::clone(&packing) as _;
-    ctx.gpu().observe(&observer).unwrap();
+    let packing = Packing::of(ctx.gpu());
     let streams = [(); 2].map(|()| ctx.gpu().stream().unwrap());
     let memory = ctx.alloc(MemoryKind::Device, 2 * ROOM).unwrap();
     let lens = [0, 1, 4096, 4097, 30_000, 99_999];
@@ -146,7 +133,7 @@ fn streams_exchange(ctx: &Context) -> usize {
     received.wait(LIMIT).unwrap();
     assert!(read(&memory, ROOM, len) == pattern(peer, 9, len));
     sent.wait(LIMIT).unwrap();
-    packing.0.load(Ordering::Relaxed)
+    packing.count()
 }
 
 fn start(part: &str, variables: &[(&str, String)]) -> Vec<Child> {

@@ -358,6 +358,22 @@ fn foreign(operation: &'static str) -> Error {
     )
 }
 
+/// Calls `enqueue`; if this enqueues a wait (`waits`), while the stream counts as waiting: the wait is then not
+/// refused behind other work, and the room of the stream is limited as it will be behind the wait.
+///
+/// # Errors
+/// Those of `enqueue`; those of [`Stream::hold_wait`], and `enqueue` is not called then.
+pub(crate) fn while_held<T>(
+    stream: &Stream,
+    waits: bool,
+    enqueue: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    match waits {
+        true => stream.hold_wait(enqueue).map_err(Error::from).flatten(),
+        false => enqueue(),
+    }
+}
+
 /// Refuses a stream that is being captured: the numbers of what is enqueued are of one run, and a graph
 /// may run many times.
 ///

@@ -21,7 +21,7 @@ use gdsync::gpu::{Condition, Word64};
 
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
-use crate::path::{Item, Lane, Lists, Put, emptied, submissions};
+use crate::path::{Item, Lane, Lists, Put, emptied, submissions, while_held};
 
 /// Names a lane: its peer, and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -256,14 +256,11 @@ impl<'a> Plan<'a> {
         let mut list = |items: &[Item<'a>]| lists.post(stream, lanes.each(used), items);
         let refused = |error, torn| Refusal { error, torn };
         let Some(kernel) = kernel.filter(|_| !kernels.is_empty()) else {
-            let mut enqueue = || {
+            let waits = room > 1 && items.iter().any(Item::waits);
+            let enqueued = while_held(stream, waits, || {
                 check_room(stream, room)?;
                 list(items)
-            };
-            let enqueued = match room > 1 && items.iter().any(Item::waits) {
-                true => stream.hold_wait(enqueue).map_err(Error::from).flatten(),
-                false => enqueue(),
-            };
+            });
             return Ok(enqueued?);
         };
         if let ([], [_]) = (&items[..], &kernels[..]) {

@@ -13,7 +13,7 @@ use super::packed::staged;
 use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
-use crate::path::{Batch, Lane, List, MOST_BYTES, Put, uncaptured};
+use crate::path::{Batch, Lane, List, MOST_BYTES, Put, uncaptured, while_held};
 use crate::request::entry::{
     Common, Entry, Late, Operation, Outgoing, Passed, Segments, SendState, Waiter,
 };
@@ -227,17 +227,14 @@ impl Engine {
             stream.check_room(1 + Lane::submissions(channel.path, behind))?;
             self.gather_on(stream, POST, pieces, staging)
         };
-        // A wait behind the gathering is not refused: the staging memory is not free while the kernel packs.
-        let behind_gathering = |waits, enqueue: &mut dyn FnMut() -> Result<()>| {
-            let mut enqueue = || gather().and_then(|()| enqueue());
-            match packed.is_some() && waits {
-                true => stream.hold_wait(enqueue).map_err(Error::from).flatten(),
-                false => enqueue(),
-            }
-        };
+        // If a wait behind the gathering were refused, the staging memory would be released while the kernel packs.
+        let holds = |waits: bool| packed.is_some() && waits;
         let Some(late) = &send.late else {
-            let waits = waits || common.puts.iter().flatten().any(Put::waits);
-            behind_gathering(waits, &mut || list.post(stream, Some(&mut *lane)))?;
+            let kernel_waits = common.puts.iter().flatten().any(Put::waits);
+            while_held(stream, holds(waits || kernel_waits), || {
+                gather()?;
+                list.post(stream, Some(lane))
+            })?;
             let last = common.puts.iter().flatten().next_back();
             let done = SendState::Done(Status::SUCCESS);
             send.state = last.map_or(done, |last| SendState::InFlight(*last));
@@ -250,8 +247,11 @@ impl Engine {
                 lane.end_in(*put, result_addr, self.error.addr().0);
             }
             puts.put(late.behind.iter().copied());
-            let waits = late.behind.iter().any(Put::waits);
-            behind_gathering(waits, &mut || puts.post(stream, Some(&mut *lane)))?;
+            let kernel_waits = late.behind.iter().any(Put::waits);
+            while_held(stream, holds(kernel_waits), || {
+                gather()?;
+                puts.post(stream, Some(lane))
+            })?;
             let done = SendState::Done(Status::SUCCESS);
             send.state = (late.behind.last()).map_or(done, |last| SendState::InFlight(*last));
             return Ok(());
@@ -264,7 +264,8 @@ impl Engine {
         let stamp = lane.patch(&late.behind, common.large, found, &mut params)?;
         let room = Lane::submissions(channel.path, behind);
         let mut torn = false;
-        let mut enqueue = || {
+        // The room of a stream is limited while it waits, as it will behind the list.
+        let enqueued = while_held(stream, waits, || {
             stream.check_room(room)?;
             gather()?;
             list.post(stream, Some(&mut *lane))?;
@@ -272,12 +273,7 @@ impl Engine {
             self.stamp(stream, &params)?;
             puts.put(late.behind.iter().copied());
             puts.post(stream, Some(&mut *lane))
-        };
-        // The room of a stream is limited while it waits, as it will behind the list.
-        let enqueued = match waits {
-            true => stream.hold_wait(enqueue).map_err(Error::from).flatten(),
-            false => enqueue(),
-        };
+        });
         if let Err(e) = enqueued {
             if !torn {
                 return Err(e);

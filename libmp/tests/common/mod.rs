@@ -3,6 +3,7 @@
 
 pub mod alarm;
 pub mod gate;
+pub mod packing;
 
 use std::sync::Arc;
 use std::time::Duration;

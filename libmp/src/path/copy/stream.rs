@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::{
     DIRECTS, Direct, FLAGS, Flag, Kernels, NAMES, Name, PUT_TASKS, PUTS, Polls, Puts,
 };
-use crate::path::uncaptured;
+use crate::path::{uncaptured, while_held};
 
 /// Number of bytes from which a put has its own kernel launch.
 pub(super) const LARGE: u64 = 64 << 10;
@@ -329,14 +329,11 @@ impl Lane {
             return Ok(rdma::post_on(stream, &mut [], list)?);
         }
         ready(stream, &[&mut *self])?;
-        let mut enqueue = || {
+        let waits = list.len() > 1 && items.iter().any(Item::waits);
+        while_held(stream, waits, || {
             stream.check_room(list.len() as u32)?;
             self.enqueue(stream, list, items)
-        };
-        match list.len() > 1 && items.iter().any(Item::waits) {
-            true => stream.hold_wait(enqueue)?,
-            false => enqueue(),
-        }
+        })
     }
 
     fn enqueue(&mut self, stream: &Stream, list: &[Descriptor<'_>], items: &[Item]) -> Result<()> {

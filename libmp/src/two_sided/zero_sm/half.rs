@@ -8,7 +8,7 @@ use super::channel::{Field, Recvs, Sends};
 use super::protocol::{First, Flight, SLOTS, released, value};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
-use crate::path::{List, Shared};
+use crate::path::{List, Shared, while_held};
 use crate::region::Slice;
 use crate::request::zero_sm::Way;
 
@@ -295,18 +295,6 @@ fn send_pulled(
     }
     channel.push(Flight::new(Way::Pulled, len));
     Ok(Tried::Enqueued(Half::new(number, Way::Pulled)))
-}
-
-/// Calls `enqueue`; if this enqueues a wait (`waits`), while the stream counts as waiting.
-pub fn while_held<T>(
-    stream: &Stream,
-    waits: bool,
-    enqueue: impl FnOnce() -> Result<T>,
-) -> Result<T> {
-    match waits {
-        true => stream.hold_wait(enqueue).map_err(Error::from).flatten(),
-        false => enqueue(),
-    }
 }
 
 /// A region and an offset.

@@ -25,7 +25,7 @@ use crate::wire::control::{Control, ZeroSmRoom};
 
 use channel::OPEN;
 pub(super) use channel::{Entries, Field, Recvs, Sends};
-pub(super) use half::{Half, POST, Tried, move_bytes, part, receive, send, while_held};
+pub(super) use half::{Half, POST, Tried, move_bytes, part, receive, send};
 pub(super) use protocol::{ENTRIES, released, value};
 
 /// Maximum number of channels that a peer opens before this rank posts under their tags.
