@@ -127,9 +127,10 @@
 //! of the receive, without a copy. **A stream that sends a message above the eager limit waits at
 //! the send until the receive is posted**; later work of the stream waits too. Post receives before
 //! sends. A receive in several pieces is staged: it takes pinned memory of the size of its room.
-//! So is a send or a receive of more than 30 pieces ([`Strided`]), of any length, and a message of up
-//! to 256 KiB of device memory that a stream sends by TCP. A context keeps
-//! up to 64 MiB of this memory for later messages.
+//! A send or a receive of more than 30 pieces ([`Strided`]) is staged as well, of any length; and, by
+//! TCP on other GPUs than software ones, a send by a stream of up to 256 KiB of device memory in one
+//! piece, and such a receive above the eager limit. A context keeps up to 64 MiB of this memory for
+//! later messages.
 //!
 //! A stream waits at a send without a credit, at a rendezvous send without a posted receive, and at
 //! every `wait_on`. No call blocks meanwhile, and no call detects that two streams wait for each

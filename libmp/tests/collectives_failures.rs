@@ -425,7 +425,7 @@ fn other_lengths_between_two_ranks_are_an_error() {
 }
 
 /// A rank dies; some calls of the others are enqueued already. All get an error that names it, no
-/// stream is left behind, and the survivors go on.
+/// stream is left behind, and the survivors continue.
 #[test]
 fn the_death_of_a_rank_is_an_error_that_names_it() {
     for death in Death::ALL {

@@ -18,7 +18,7 @@ fn mapped(builder: Builder) -> Builder {
 }
 
 /// Rank 0 posts a receive on one stream, which then waits in `block`, until rank 1 does `free`. Another
-/// stream, or the CPU, waits for that receive, and then rank 1 is free to go on.
+/// stream, or the CPU, waits for that receive, and then rank 1 is free to continue.
 fn lends(
     block: impl Fn(&Rank, &Context, &Stream, &Stream) + Copy + 'static,
     free: impl Fn(&Rank, &Context) + Copy + 'static,

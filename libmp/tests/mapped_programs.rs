@@ -495,7 +495,7 @@ impl Program<'_> {
 
     fn round(&mut self, round: &Round) {
         if self.own.u8(0..6) == 0 {
-            // The work of the stream before it goes on.
+            // The work of the stream before it continues.
             self.streams[self.own.usize(0..STREAMS)] = self.ctx.gpu().stream().unwrap();
         }
         let receives = self.post(&round[self.rank.peer() as usize], RECV);
@@ -529,7 +529,7 @@ impl Program<'_> {
             send.message.check_sent(&request.wait(LIMIT));
         }
         self.barrier();
-        // Streams without a handle go on.
+        // Streams without a handle continue.
         for _ in 0..20 {
             self.rank.pass(millis(1));
             if self.manual {

@@ -71,7 +71,7 @@ fn messages_of_all_sizes_arrive() {
 fn stream_takes_in_the_first_eager_messages_of_tags_with_large_ones() {
     let both = Barrier::new(2);
     ranks(2, move |ctx| {
-        const LARGE: usize = 10_000;
+        const LARGE: usize = 300_000;
         const SMALL: [usize; 4] = [0, 1, 100, 4096];
         let peer = 1 - ctx.rank();
         let stream = ctx.gpu().stream().unwrap();

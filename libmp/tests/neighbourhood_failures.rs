@@ -356,7 +356,7 @@ fn lost_neighbour_fails_the_step_and_the_others_complete() {
     }
 }
 
-/// A neighbour that answers is late, and the timeout is the longest one: there is no time to add.
+/// With the longest timeout, a late neighbour that answers is awaited.
 #[test]
 fn a_late_neighbour_is_awaited_under_the_longest_timeout() {
     play(1, 2, |rank| {

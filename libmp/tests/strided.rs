@@ -101,10 +101,10 @@ fn pieces_are_matched_by_a_slice_and_by_other_pieces() {
         let peer = 1 - ctx.rank();
         let stream = ctx.gpu().stream().unwrap();
         let [out, into] = memories(&ctx, MemoryKind::Device);
-        // 4000 bytes (eager) and 96,000 bytes: rows to a slice, a slice to rows, rows to columns.
-        for (count, scale) in [(100, 5), (2400, 5)] {
+        // 4000 bytes (eager) and 280,000 bytes: rows to a slice, a slice to rows, rows to columns.
+        for (count, scale) in [(100, 5), (7000, 5)] {
             let rows = (8 * scale, 100, count, 0, 1, 4);
-            let columns = (8, 64, count * scale, 0, 1, 0);
+            let columns = (8, 16, count * scale, 0, 1, 0);
             let len = 8 * scale * count;
             let (whole, plain) = (out.slice(64, len).unwrap(), into.slice(64, len).unwrap());
             for (from, to) in [
@@ -496,46 +496,62 @@ fn invalid_pieces_are_refused() {
     });
 }
 
-/// While so many streams wait that no other one may, a send that must wait is refused before it is packed: its
-/// staging memory is free for others at once.
+/// While so many streams wait that no other one may, a send that must wait for its receive or for credit is refused
+/// before it is packed.
 #[test]
 fn a_refused_send_is_not_packed() {
-    ranks(2, |ctx| {
-        let (me, peer) = (ctx.rank(), 1 - ctx.rank());
-        let [out, into] = memories(&ctx, MemoryKind::Pinned);
-        let pieces = out.strided(0, 800, 1000, 1000).unwrap();
-        let whole = into.slice(0, 800_000).unwrap();
-        let stream = ctx.gpu().stream().unwrap();
-        let go = into.slice(900_000, 8).unwrap();
-        if me == 1 {
-            // The send waits for its receive.
-            let gone = ctx.irecv(peer, 2, &go).unwrap();
-            gone.wait(LIMIT).unwrap();
-            let got = ctx.irecv(peer, 1, &whole).unwrap();
-            got.wait(LIMIT).unwrap();
-            out.write(0, &pattern(peer, 1, ROOM)).unwrap();
-            let expected = packed(&out, (800, 1000, 1000, 0, 1, 0));
-            assert!(read(&into, 0, 800_000) == expected);
-            return ctx.close(LIMIT).unwrap();
-        }
-        let send = SendOp::strided(peer, 1, &pieces).on(&stream);
-        let packing = Packing::of(ctx.gpu());
-        let gate = Gate::new(ctx.gpu());
-        let most = ctx.gpu().max_waiting_streams().unwrap();
-        let waiting: Vec<_> = (0..most).map(|_| ctx.gpu().stream().unwrap()).collect();
-        waiting.iter().for_each(|stream| gate.hold(stream));
-        let e = ctx.post_send(&send).unwrap_err();
-        let too_many = Kind::Gdsync(gdsync::Kind::TooManyWaits);
-        assert_eq!(e.kind(), too_many, "{e}");
-        assert_eq!(packing.count(), 0);
-        ctx.isend(peer, 2, &go).unwrap().wait(LIMIT).unwrap();
-        gate.open();
-        for stream in &waiting {
-            assert!(stream.synchronize(LIMIT).unwrap());
-        }
-        let sent = ctx.post_send(&send).unwrap();
-        assert_eq!(packing.count(), 1);
-        sent.wait(LIMIT).unwrap();
-        ctx.close(LIMIT).unwrap();
-    });
+    ranks_with(
+        2,
+        |b| b.depth(2),
+        |ctx| {
+            let (me, peer) = (ctx.rank(), 1 - ctx.rank());
+            let [out, into] = memories(&ctx, MemoryKind::Pinned);
+            let shapes = [(800, 1000, 1000, 0, 1, 0), (8, 100, 100, 0, 1, 0)];
+            let go = into.slice(900_000, 8).unwrap();
+            if me == 1 {
+                // The sends have begun to wait.
+                let gone = ctx.irecv(peer, 2, &go).unwrap();
+                gone.wait(LIMIT).unwrap();
+                for _ in 0..2 {
+                    ctx.irecv(peer, 1, &go).unwrap().wait(LIMIT).unwrap();
+                }
+                out.write(0, &pattern(peer, 1, ROOM)).unwrap();
+                for shape in shapes {
+                    let expected = packed(&out, shape);
+                    let whole = into.slice(0, expected.len()).unwrap();
+                    ctx.irecv(peer, 1, &whole).unwrap().wait(LIMIT).unwrap();
+                    assert!(read(&into, 0, expected.len()) == expected, "{shape:?}");
+                }
+                return ctx.close(LIMIT).unwrap();
+            }
+            let stream = ctx.gpu().stream().unwrap();
+            let pieces = shapes.map(|shape| strided(&out, shape));
+            let sends = pieces
+                .each_ref()
+                .map(|pieces| SendOp::strided(peer, 1, pieces).on(&stream));
+            // The slots of all credits.
+            let fillers = [(); 2].map(|()| ctx.isend(peer, 1, &go).unwrap());
+            let packing = Packing::of(ctx.gpu());
+            let gate = Gate::new(ctx.gpu());
+            let most = ctx.gpu().max_waiting_streams().unwrap();
+            let waiting: Vec<_> = (0..most).map(|_| ctx.gpu().stream().unwrap()).collect();
+            waiting.iter().for_each(|stream| gate.hold(stream));
+            for send in &sends {
+                let e = ctx.post_send(send).unwrap_err();
+                let too_many = Kind::Gdsync(gdsync::Kind::TooManyWaits);
+                assert_eq!(e.kind(), too_many, "{e}");
+                assert_eq!(packing.count(), 0);
+            }
+            gate.open();
+            for stream in &waiting {
+                assert!(stream.synchronize(LIMIT).unwrap());
+            }
+            let sent = sends.each_ref().map(|send| ctx.post_send(send).unwrap());
+            assert_eq!(packing.count(), 2);
+            ctx.isend(peer, 2, &go).unwrap().wait(LIMIT).unwrap();
+            mp::wait_all(&fillers, LIMIT).unwrap();
+            mp::wait_all(&sent, LIMIT).unwrap();
+            ctx.close(LIMIT).unwrap();
+        },
+    );
 }

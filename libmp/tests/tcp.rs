@@ -87,15 +87,15 @@ fn rank() {
     ctx.close(LIMIT).unwrap();
 }
 
-/// Messages of device memory by streams, around the eager limit, also into receives with more room, posted
+/// Messages of device memory by streams, around the eager limit and that of packing, also into receives with more room, posted
 /// before and after their sends. Returns the number of kernels that packed.
 fn streams_exchange(ctx: &Context) -> usize {
-    const ROOM: usize = 100_000;
+    const ROOM: usize = 300_000;
     let (me, peer) = (ctx.rank(), 1 - ctx.rank());
     let packing = Packing::of(ctx.gpu());
     let streams = [(); 2].map(|()| ctx.gpu().stream().unwrap());
     let memory = ctx.alloc(MemoryKind::Device, 2 * ROOM).unwrap();
-    let lens = [0, 1, 4096, 4097, 30_000, 99_999];
+    let lens = [0, 1, 65_536, 65_537, 256 << 10, (256 << 10) + 1];
     for (i, len) in lens.into_iter().enumerate() {
         for more in [0, 1] {
             for early in [false, true] {

@@ -137,7 +137,8 @@ impl Builder {
     /// next use costs a connection. A peer applies its own limit. A peer can also open tags by
     /// sending before this rank receives. If more than 16 of these tags have received nothing yet
     /// and their mailboxes take 32 MiB, the peer's next send under a new tag waits for a receive. By
-    /// [`Path::Tcp`](crate::Path::Tcp) as many tags take more, 2 GiB by default.
+    /// [`Path::Tcp`](crate::Path::Tcp) the number of these tags is the same, and their mailboxes take up
+    /// to 2 GiB by default.
     #[must_use]
     pub fn channels(mut self, tags: usize) -> Builder {
         self.config.channels = tags;

@@ -292,8 +292,9 @@ impl Request {
     /// Exception: the stream that posted a packed send waits only until the message is packed, and the
     /// request ends later; a failure may be stored in [`Context::error_word`] behind the wait.
     /// [`Context::synchronize`] waits for that end. Packed are messages of more than 30 pieces
-    /// ([`Strided`](crate::Strided)), and those of up to 256 KiB of device memory by
-    /// [`Path::Tcp`](crate::Path::Tcp) that name their stream when they are prepared.
+    /// ([`Strided`](crate::Strided)), and, except on a software GPU (`MP_TCP_PACK`), those of one piece of
+    /// up to 256 KiB of device memory by [`Path::Tcp`](crate::Path::Tcp) that name their stream when they
+    /// are prepared.
     ///
     /// A failure also releases the stream, after the status is stored in [`Context::error_word`]
     /// and, for a receive, in [`Request::result_word`]. A kernel behind the wait checks one of

@@ -7,8 +7,8 @@ use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor, Qp};
 use gdsync::{Status, Stream};
 
-use super::{Lane, Put, copy, foreign, nic};
-use crate::error::{Error, Result};
+use super::{Lane, Put, copy, foreign, nic, while_held};
+use crate::error::Result;
 
 /// An operation of a stream in a list over several lanes.
 #[derive(Clone, Copy, Debug)]
@@ -95,13 +95,9 @@ impl Lists {
             copies.extend(copy.as_deref_mut());
         }
         let mut behind = items.iter().skip_while(|item| item.copy().is_none());
-        let posted = match behind.any(Item::waits) {
-            true => stream
-                .hold_wait(|| self.enqueue(stream, &mut queues, &mut copies, items))
-                .map_err(Error::from)
-                .flatten(),
-            false => self.enqueue(stream, &mut queues, &mut copies, items),
-        };
+        let posted = while_held(stream, behind.any(Item::waits), || {
+            self.enqueue(stream, &mut queues, &mut copies, items)
+        });
         (self.queues, self.copies) = (emptied(queues), emptied(copies));
         posted
     }

@@ -358,8 +358,9 @@ fn foreign(operation: &'static str) -> Error {
     )
 }
 
-/// Calls `enqueue`; if this enqueues a wait (`waits`), while the stream counts as waiting: the wait is then not
-/// refused behind other work, and the room of the stream is limited as it will be behind the wait.
+/// Calls `enqueue`. `waits` says whether it enqueues a wait: the stream then counts as waiting during the call, so
+/// that the wait is not refused behind other work of the call, and the room of the stream is limited as behind the
+/// wait.
 ///
 /// # Errors
 /// Those of `enqueue`; those of [`Stream::hold_wait`], and `enqueue` is not called then.

@@ -121,7 +121,7 @@ pub(crate) struct Outgoing {
     pub late: Option<Box<Late>>,
     /// The pieces that are gathered when it is posted; then its segment is staging memory.
     pub packed: Option<Box<Strided>>,
-    /// Its stream has waited for it, and does not wait for its end.
+    /// Its stream waited until it was packed, and left its end to `Engine::synchronize`.
     pub ends_behind_stream: bool,
     /// A copy engine does not look for the memory of its receive before.
     pub next_look: Time,
@@ -460,7 +460,7 @@ impl Entry {
         self.poster.id() == Some(stream) && (by_kernel() || packed())
     }
 
-    /// Whether it is a packed send that has not ended, and this stream has waited for it.
+    /// Whether it is a packed send that has not ended, and whose end this stream left to `Engine::synchronize`.
     pub fn is_open_behind(&self, stream: u64) -> bool {
         let waited = self.send().is_some_and(|send| send.ends_behind_stream);
         waited && self.poster.id() == Some(stream) && self.status().is_none()

@@ -18,9 +18,9 @@ const COUNTERPARTS: usize = 4096;
 /// fit.
 pub(crate) const MOST_CHANNELS: usize = COUNTERPARTS / 2;
 /// Maximum number of bytes of mailboxes with rooms for tags that a peer announced and under which
-/// nothing was received yet, by the eager limit of most paths; rooms by TCP are up to 64 times as
-/// large. `UNUSED_TAGS` tags have a mailbox whatever its size. The peer waits
-/// with sends under the other tags. A mailbox counts with its rooms, which the peer may ask for
+/// nothing was received yet, with the eager limit of most paths. This gives a number of tags, which is
+/// the same by TCP, where rooms are up to 64 times as large. `UNUSED_TAGS` tags have a mailbox whatever
+/// its size. The peer waits with sends under the other tags. A mailbox counts with its rooms, which the peer may ask for
 /// later.
 const UNUSED_BYTES: usize = 32 << 20;
 const UNUSED_TAGS: usize = 16;

@@ -38,9 +38,10 @@ pub(crate) struct Engine {
     pub error: Word32,
     /// The result of captured messages with the null rank.
     pub null_result: Word64,
-    /// Whether a wait of a stream has ever left the end of a packed send to [`Engine::synchronize`], which loads
-    /// this; [`Engine::leave_end`] stores it. Relaxed: the call is behind the waits that were enqueued on its
-    /// stream, and reads the requests under the lock.
+    /// Whether a wait of any stream has left the end of a packed send to [`Engine::synchronize`]; never reset.
+    /// [`Engine::leave_end`] stores it under the lock of `state`; [`Engine::synchronize`] loads it without the lock,
+    /// to save a search of the requests. Relaxed: the caller orders these two calls, and the requests are read
+    /// under the lock.
     pub leaves_ends: AtomicBool,
     /// Observes the calls.
     pub observers: Observers,

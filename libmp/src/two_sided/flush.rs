@@ -1,4 +1,4 @@
-//! Flush: waits until the sends that were posted so far have ended.
+//! Flush: waits until the sends that were posted so far have ended. [`Engine::synchronize`] uses parts of it.
 
 use std::time::Duration;
 
@@ -11,31 +11,42 @@ impl Engine {
     /// Waits until all posted sends have ended; see [`Context::flush`](crate::Context::flush).
     pub fn flush(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "flush sends";
-        let mut keys = self.sends(is_open);
+        let mut keys = self.keys_where(is_open);
         self.wait_for_sends(&mut keys, limit);
         let first = self.first_error(OPERATION, None, keys.is_empty());
-        let state = self.lock();
-        let oldest = keys.iter().filter_map(|key| state.requests.get(*key));
-        let Some(late) = oldest.min_by_key(|entry| entry.order) else {
-            return first.map_or(Ok(()), Err);
-        };
-        let mut text = self.late_text(&state, late, limit);
-        if keys.len() > 1 {
-            text += &format!(" ({} sends have not ended)", keys.len());
-        }
-        let error = Error::new(OPERATION, Kind::Timeout, text);
-        let error = error.of_message(late.name().peer, late.tag, late.number);
-        Err(match first {
-            Some(first) => error.with_source(first),
-            None => error,
+        Err(match (self.late_sends(OPERATION, &keys, limit), first) {
+            (Some(late), Some(first)) => late.with_source(first),
+            (Some(error), None) | (None, Some(error)) => error,
+            (None, None) => return Ok(()),
         })
     }
 
-    /// The sends for which `wanted` is true.
-    pub(super) fn sends(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<RequestKey> {
+    /// The error of the oldest of these sends that has not ended within `limit`.
+    pub(super) fn late_sends(
+        &self,
+        operation: &'static str,
+        keys: &[RequestKey],
+        limit: Duration,
+    ) -> Option<Error> {
         let state = self.lock();
-        let sends = state.requests.iter().filter(|(_, entry)| wanted(entry));
-        sends.map(|(key, _)| key).collect()
+        let sends = keys.iter().filter_map(|key| state.requests.get(*key));
+        // Some may have ended since the last check.
+        let late = || sends.clone().filter(|entry| entry.status().is_none());
+        let oldest = late().min_by_key(|entry| entry.order)?;
+        let mut text = self.late_text(&state, oldest, limit);
+        if late().nth(1).is_some() {
+            text += &format!(" ({} sends have not ended)", late().count());
+        }
+        let error = Error::new(operation, Kind::Timeout, text);
+        Some(oldest.name().attribute(error))
+    }
+
+    /// The requests for which `wanted` is true.
+    pub(super) fn keys_where(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<RequestKey> {
+        let state = self.lock();
+        let requests = state.requests.iter();
+        let wanted = requests.filter(|(_, entry)| wanted(entry));
+        wanted.map(|(key, _)| key).collect()
     }
 
     /// Waits for the ends of sends, and keeps those that have not ended.

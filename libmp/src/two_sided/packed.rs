@@ -52,8 +52,9 @@ impl Engine {
         Ok(len)
     }
 
-    /// Whether a kernel should copy the message through staging memory: one piece of device memory, by TCP.
-    pub(super) fn packs(
+    /// Whether a kernel of the message's stream copies it through staging memory: one piece of at most 256 KiB of
+    /// device memory, by TCP.
+    pub(super) fn is_staged_by_tcp(
         &self,
         peer: Source,
         on: &On<'_>,
@@ -87,8 +88,10 @@ impl Engine {
         staging: &Memory,
     ) -> Result<()> {
         let params = pieces.gathering(staging.region().addr().0);
-        // SAFETY: the entry keeps both memories until the request has ended. `Strided` has checked
-        // that the pieces are in their memory, and the staging memory has room for all of them.
+        // SAFETY: the entry keeps both memories until the request ends. That is behind this kernel, or the post
+        // was refused behind it: gdsync then keeps what is released until streams have run the work enqueued by
+        // then. `Strided` has checked that the pieces are in their memory, and the staging memory has room for
+        // all of them.
         unsafe { self.kernels(operation)?.strided(stream, &params) }
     }
 }

@@ -227,8 +227,8 @@ impl Engine {
             stream.check_room(1 + Lane::submissions(channel.path, behind))?;
             self.gather_on(stream, POST, pieces, staging)
         };
-        // If a wait behind the gathering were refused, the staging memory would be released while the kernel packs.
-        let holds = |waits: bool| packed.is_some() && waits;
+        // So that no wait is refused behind the gathering, whose kernel would then pack for no message.
+        let holds = |enqueues_wait: bool| packed.is_some() && enqueues_wait;
         let Some(late) = &send.late else {
             let kernel_waits = common.puts.iter().flatten().any(Put::waits);
             while_held(stream, holds(waits || kernel_waits), || {
@@ -264,7 +264,6 @@ impl Engine {
         let stamp = lane.patch(&late.behind, common.large, found, &mut params)?;
         let room = Lane::submissions(channel.path, behind);
         let mut torn = false;
-        // The room of a stream is limited while it waits, as it will behind the list.
         let enqueued = while_held(stream, waits, || {
             stream.check_room(room)?;
             gather()?;

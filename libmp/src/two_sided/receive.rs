@@ -49,10 +49,11 @@ impl Engine {
         }
         let large = self.is_large(spec.from, len)?;
         let apart = spec.segments.len() > 1;
-        let staged = large && (apart || self.packs(spec.from, &spec.on, spec.segments, len)?);
+        let needs_staging =
+            large && (apart || self.is_staged_by_tcp(spec.from, &spec.on, spec.segments, len)?);
         let staging = match spec.packed {
             Some(pieces) => Some(self.stage_pieces(pieces)?),
-            None if staged => Some(self.stage(len as usize)?),
+            None if needs_staging => Some(self.stage(len as usize)?),
             None => None,
         };
         let staging = match large {

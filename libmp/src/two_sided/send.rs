@@ -169,7 +169,12 @@ impl Engine {
         }
         let whole = match (spec.packed, spec.size) {
             (None, SizeSource::Segments)
-                if self.packs(Source::Rank(spec.to), &spec.on, spec.segments, len)? =>
+                if self.is_staged_by_tcp(
+                    Source::Rank(spec.to),
+                    &spec.on,
+                    spec.segments,
+                    len,
+                )? =>
             {
                 spec.segments.first().map(Strided::whole)
             }

@@ -253,11 +253,12 @@ impl Engine {
         }
     }
 
-    /// Waits for a stream, and returns the first failure of its messages.
+    /// Waits for a stream and for the ends of the packed sends that it left before this call, and returns the first
+    /// failure of its messages.
     pub(crate) fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
         let deadline = self.host().now() + limit;
         let left = match self.leaves_ends.load(Ordering::Relaxed) {
-            true => self.sends(|entry| entry.is_open_behind(stream.id())),
+            true => self.keys_where(|entry| entry.is_open_behind(stream.id())),
             false => Vec::new(),
         };
         while !self.is_through(stream, deadline)? {
@@ -272,7 +273,7 @@ impl Engine {
                 return Err(Error::new(SYNCHRONIZE, Kind::Timeout, what));
             }
         }
-        self.wait_for_ends(left, deadline)?;
+        self.wait_for_ends(left, deadline, limit)?;
         // The error word is stored before a stream passes a failed request.
         if self.error.load()? == 0 {
             return Ok(());
@@ -291,7 +292,8 @@ impl Engine {
         first.or_else(late).map_or(Ok(()), Err)
     }
 
-    /// Records that the stream of a packed send does not wait for its end: [`Engine::synchronize`] does.
+    /// Records that the stream of a packed send does not wait for its end: [`Engine::synchronize`] does. Does nothing
+    /// for other requests.
     pub(super) fn leave_end(&self, entry: &mut Entry) {
         if let Operation::Send(send) = &mut entry.operation
             && send.packed.is_some()
@@ -302,21 +304,18 @@ impl Engine {
     }
 
     /// Waits for the ends of packed sends that a stream has left behind.
-    fn wait_for_ends(&self, mut left: Vec<RequestKey>, deadline: Time) -> Result<()> {
+    fn wait_for_ends(
+        &self,
+        mut left: Vec<RequestKey>,
+        deadline: Time,
+        limit: Duration,
+    ) -> Result<()> {
         if left.is_empty() {
             return Ok(());
         }
-        let limit = deadline.since(self.host().now());
-        self.wait_for_sends(&mut left, limit);
-        let state = self.lock();
-        // Some may have ended since the last check.
-        let mut late = left.iter().filter_map(|key| state.requests.get(*key));
-        let Some(late) = late.find(|entry| entry.status().is_none()) else {
-            return Ok(());
-        };
-        let text = self.late_text(&state, late, limit);
-        let error = Error::new(SYNCHRONIZE, Kind::Timeout, text);
-        Err(late.name().attribute(error))
+        self.wait_for_sends(&mut left, deadline.since(self.host().now()));
+        self.late_sends(SYNCHRONIZE, &left, limit)
+            .map_or(Ok(()), Err)
     }
 
     /// The rank of a request of `stream` that is in flight to a rank that was given up. The failure

@@ -127,7 +127,7 @@ impl Engine {
                 && self.life(state.peers.get(rank), Some(since)) == Life::Alive
             {
                 // The neighbour may wait as long for a dead one before it continues.
-                late = waited >= limit.saturating_add(limit / 8);
+                late = waited >= limit + limit / 8;
             }
             let warns = !entry.warned && waited >= self.config.watchdog;
             if (late || warns) && self.is_there(state, key) {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gdsync::Gpu;
 use gdsync::gpu::{Observer, Passed, Work};
 
+/// Counts the kernels that pack messages or scatter packed ones.
 #[derive(Default)]
 pub struct Packing(AtomicUsize);
 
@@ -19,7 +20,7 @@ impl Observer for Packing {
 }
 
 impl Packing {
-    /// Counts those of the GPU from now on.
+    /// Counts those of the GPU from now on, as long as the result is held.
     pub fn of(gpu: &Gpu) -> Arc<Packing> {
         let packing = Arc::new(Packing::default());
         let observer: Arc<dyn Observer> = Arc::clone(&packing) as _;
@@ -27,6 +28,7 @@ impl Packing {
         packing
     }
 
+    /// Those that were enqueued so far.
     pub fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }

@@ -20,7 +20,7 @@ pub const ROLE: &str = "mp-killed";
 
 /// Lengths in bytes: a line, the eager limits, long rooms, and messages that wait for their receives.
 pub const LENGTHS: [usize; 6] = [8, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20];
-/// Some of them, for the software GPU: an eager message, and one that waits for its receive.
+/// Some of them, for the software GPU: an eager message, and one that waits for its receive (eager by TCP).
 pub const FEW: [usize; 2] = [8, 64 << 10];
 
 /// Messages in flight of a batch.

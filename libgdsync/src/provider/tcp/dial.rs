@@ -129,7 +129,7 @@ impl Dial {
         }
     }
 
-    /// When it goes on without an event.
+    /// When it continues without an event.
     pub fn due(&self) -> Instant {
         self.attempt
             .as_ref()

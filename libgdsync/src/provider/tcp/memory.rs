@@ -1,6 +1,6 @@
 //! Registrations, and how the CPU reaches their memory: by loads and stores in host memory and the
 //! memory of a software GPU, by copy engines in the memory of another GPU: many bytes by chunks, while the
-//! thread goes on.
+//! thread continues.
 
 use std::sync::{PoisonError, RwLock};
 
