@@ -3,14 +3,18 @@
 
 mod common;
 
+use std::slice;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use common::gate::Gate;
 use common::packing::Packing;
 use common::{LIMIT, pattern, ranks, ranks_with, read};
-use gdsync::gpu::MemoryKind;
+use gdsync::gpu::{MemoryKind, Observer, Passed, Region, Stream, Work};
 use mp::{
-    Context, Full, Kind, Memory, NULL_RANK, RecvOp, Request, SendOp, SizeSource, Source, Strided,
+    Builder, Context, Full, Kind, Memory, NULL_RANK, Path, PathChoice, RecvOp, Request, SendOp,
+    SizeSource, Source, Strided,
 };
 
 const ROOM: usize = 1 << 20;
@@ -554,4 +558,124 @@ fn a_refused_send_is_not_packed() {
             ctx.close(LIMIT).unwrap();
         },
     );
+}
+
+/// How the post of a packed send is refused.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Refused {
+    /// An earlier request of its stream is neither posted nor cancelled.
+    OutOfOrder,
+    /// As `OutOfOrder`, in a list.
+    InList,
+    /// Another thread fills the stream behind the kernel that packs.
+    Full,
+}
+
+/// Fills a stream behind the first kernel that packs.
+struct Filler(Mutex<Option<Stream>>, Region);
+
+impl Observer for Filler {
+    fn enqueued(&self, _: u64, work: Work<'_>, _: gds_step::Time, _: Option<Passed>) {
+        if format!("{work:?}").contains("mp_strided")
+            && let Some(stream) = self.0.lock().unwrap().take()
+        {
+            let [from, to] = [0, 8].map(|at| self.1.span(at, 8).unwrap());
+            let fill = move || {
+                while stream.check_free().is_ok() {
+                    stream.copy(&to, &from).unwrap();
+                }
+            };
+            thread::spawn(fill).join().unwrap();
+        }
+    }
+}
+
+/// A kernel that was enqueued for a send that was refused, or for one that then was posted elsewhere, writes to no
+/// memory of another send.
+#[test]
+fn a_refused_send_writes_to_no_other_one() {
+    let all = [Refused::OutOfOrder, Refused::InList, Refused::Full];
+    for (path, refused) in [PathChoice::Nic, PathChoice::Tcp]
+        .into_iter()
+        .flat_map(|path| all.map(|refused| (path, refused)))
+    {
+        let build = |b: Builder| b.full(Full::Fail).path(path);
+        ranks_with(2, build, move |ctx| {
+            let peer = 1 - ctx.rank();
+            let memory = ctx.alloc(MemoryKind::Pinned, 2 * ROOM).unwrap();
+            let go = memory.slice(ROOM - 8, 8).unwrap();
+            ctx.sendrecv((peer, 3, &go), (peer, 3, &go), LIMIT).unwrap();
+            // The first message is eager, and the second one is not; they take staging memory of the same size.
+            let eager = match ctx.path(peer).unwrap().0 {
+                Path::Tcp => 256 << 10,
+                _ => 4096,
+            };
+            let lens = [eager, eager + 8];
+            let into = |len| memory.slice(0, len).unwrap();
+            if ctx.rank() == 1 {
+                if refused != Refused::Full {
+                    ctx.irecv(peer, 1, &into(lens[0]))
+                        .unwrap()
+                        .wait(LIMIT)
+                        .unwrap();
+                    assert!(read(&memory, 0, lens[0]) == vec![1; lens[0]]);
+                }
+                ctx.irecv(peer, 3, &go).unwrap().wait(LIMIT).unwrap();
+                ctx.irecv(peer, 2, &into(lens[1]))
+                    .unwrap()
+                    .wait(LIMIT)
+                    .unwrap();
+                assert!(
+                    read(&memory, 0, lens[1]) == vec![2; lens[1]],
+                    "{path:?} {refused:?}"
+                );
+                return ctx.close(LIMIT).unwrap();
+            }
+            memory.write(0, &[1; ROOM]).unwrap();
+            memory.write(ROOM, &[2; ROOM]).unwrap();
+            let [first, second] =
+                [0, 1].map(|i| memory.strided(i * ROOM, 8, 16, lens[i] / 8).unwrap());
+            let [a, b, c] = [(); 3].map(|()| ctx.gpu().stream().unwrap());
+            let packing = Packing::of(ctx.gpu());
+            let gate = Gate::new(ctx.gpu());
+            gate.hold(&a);
+            let send = SendOp::strided(peer, 1, &first);
+            let earlier = SendOp::from((peer, 3, &go));
+            let last = match refused {
+                Refused::Full => {
+                    let region = ctx.gpu().alloc(MemoryKind::Device, 64).unwrap();
+                    let filler = Arc::new(Filler(Mutex::new(Some(a.clone())), region));
+                    let observer: Arc<dyn Observer> = Arc::clone(&filler) as _;
+                    ctx.gpu().observe(&observer).unwrap();
+                    let e = ctx.post_send(&send.on(&a)).unwrap_err();
+                    assert_eq!((e.kind(), packing.count()), (Kind::QueueFull, 1), "{e}");
+                    None
+                }
+                _ => {
+                    let sent = ctx.prepare_send(&send).unwrap();
+                    let earlier = ctx.prepare_send(&earlier.on(&a)).unwrap();
+                    let e = match refused {
+                        Refused::InList => ctx.post_all_on(&a, slice::from_ref(&sent)),
+                        _ => sent.post_on(&a),
+                    };
+                    let (e, kind) = (e.unwrap_err(), Kind::Gdsync(gdsync::Kind::OutOfOrder));
+                    assert_eq!((e.kind(), packing.count()), (kind, 0), "{e}");
+                    sent.post_on(&b).unwrap();
+                    sent.wait(LIMIT).unwrap();
+                    Some(earlier)
+                }
+            };
+            // It takes the staging memory that is free, and waits for its receive.
+            let other = SendOp::strided(peer, 2, &second).on(&c);
+            let other = ctx.post_send(&other).unwrap();
+            gate.open();
+            assert!(a.synchronize(LIMIT).unwrap());
+            match last {
+                Some(last) => last.post().unwrap(),
+                None => drop(ctx.post_send(&SendOp::from((peer, 3, &go))).unwrap()),
+            }
+            other.wait(LIMIT).unwrap();
+            ctx.close(LIMIT).unwrap();
+        });
+    }
 }

@@ -61,6 +61,15 @@ impl Lane {
         }
     }
 
+    /// Checks that a post of these puts, in this order, would not be refused because an earlier one is neither
+    /// posted nor aborted. Copies have no such order.
+    pub fn check_order(&mut self, puts: impl Iterator<Item = Put>) -> Result<()> {
+        match &self.nic {
+            Some(lane) => lane.check_order(puts.filter_map(|put| put.nic())),
+            None => Ok(()),
+        }
+    }
+
     /// Makes `stream` wait until a put is done; `flush`: what the NIC has written to GPU memory for
     /// it is visible then.
     pub fn wait_on(&mut self, stream: &Stream, put: Put, flush: bool) -> Result<()> {

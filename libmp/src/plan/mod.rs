@@ -253,6 +253,10 @@ impl<'a> Plan<'a> {
             lists,
             ..
         } = self;
+        if kernel.is_some() && !kernels.is_empty() {
+            // Kernels are enqueued in front of lists.
+            Lists::check_order(lanes.each(used), items)?;
+        }
         let mut list = |items: &[Item<'a>]| lists.post(stream, lanes.each(used), items);
         let refused = |error, torn| Refusal { error, torn };
         let Some(kernel) = kernel.filter(|_| !kernels.is_empty()) else {

@@ -10,6 +10,7 @@ mod typed;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gdsync::gpu::Region;
@@ -47,6 +48,9 @@ pub struct Memory(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
     keys: Keys,
+    /// A kernel that was enqueued for a call that was refused may write to it until it is released. Relaxed: the
+    /// lock of the state orders the accesses.
+    stray: AtomicBool,
 }
 
 impl fmt::Debug for Memory {
@@ -57,7 +61,19 @@ impl fmt::Debug for Memory {
 
 impl Memory {
     pub(crate) fn new(keys: Keys) -> Memory {
-        Memory(Arc::new(Inner { keys }))
+        let stray = AtomicBool::new(false);
+        Memory(Arc::new(Inner { keys, stray }))
+    }
+
+    /// Notes that a kernel that was enqueued for a call that was refused may write to it: it is not used for another
+    /// message. gdsync keeps what is released until streams have run the work enqueued by then.
+    #[cold]
+    pub(crate) fn set_stray(&self) {
+        self.0.stray.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_stray(&self) -> bool {
+        self.0.stray.load(Ordering::Relaxed)
     }
 
     /// The region of gdsync, for kernels and stream operations: its GPU address, its words.

@@ -14,6 +14,7 @@ use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
 use crate::path::{Batch, Lane, List, MOST_BYTES, Put, uncaptured, while_held};
+use crate::region::Memory;
 use crate::request::entry::{
     Common, Entry, Late, Operation, Outgoing, Passed, Segments, SendState, Waiter,
 };
@@ -174,10 +175,13 @@ impl Engine {
 
     /// Posts a send on the stream that it was prepared on.
     fn post_send(&self, state: &mut State, key: RequestKey, stream: &WeakStream) -> Result<()> {
-        let mut credit = None;
-        let posted = self.post_send_behind(state, key, stream, &mut credit);
+        let mut made = Made::default();
+        let posted = self.post_send_behind(state, key, stream, &mut made);
+        if let (Err(_), Some(staging)) = (&posted, &made.packed_in) {
+            staging.set_stray();
+        }
         if let (Err(_), Some(credit), Ok((common, _, _, link))) =
-            (&posted, credit, state.outgoing(key))
+            (&posted, made.credit, state.outgoing(key))
             && let Some(lane) = link.lane(common.poster.lane)
         {
             // It was posted already, or prepared just now.
@@ -186,13 +190,13 @@ impl Engine {
         posted
     }
 
-    /// As [`Engine::post_send`]; `wait`: the put that waits for the credit, once it is prepared.
+    /// As [`Engine::post_send`]; `made`: what was made so far.
     fn post_send_behind(
         &self,
         state: &mut State,
         key: RequestKey,
         stream: &WeakStream,
-        wait: &mut Option<Put>,
+        made: &mut Made,
     ) -> Result<()> {
         let result_addr = state.requests.result_addr(key).0;
         if may_wait(state, key)? {
@@ -214,18 +218,30 @@ impl Engine {
         let complete = send.late.as_ref().is_some_and(|late| late.complete);
         let credit = lead_in.credit.filter(|_| !complete);
         let credit = credit.map(|credit| Batch::short(&mut *lane).credit(credit));
-        *wait = credit.transpose()?;
-        list.put(wait.iter().copied());
+        made.credit = credit.transpose()?;
+        list.put(made.credit);
         list.put(common.puts.iter().flatten().copied());
         let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
         let packed = staged(send.packed.as_deref(), common);
-        let gather = || {
+        if packed.is_some() || behind > 0 {
+            // Kernels are enqueued in front of puts.
+            let own = common.puts.iter().flatten().copied();
+            let late = send
+                .late
+                .iter()
+                .flat_map(|late| late.behind.iter().copied());
+            lane.check_order(made.credit.into_iter().chain(own).chain(late))?;
+        }
+        let packed_in = &mut made.packed_in;
+        let mut gather = || -> Result<()> {
             let Some((pieces, staging)) = packed else {
                 return Ok(());
             };
-            // What is posted behind the gathering then finds room.
+            // What is posted behind the gathering then finds room, unless another thread takes it.
             stream.check_room(1 + Lane::submissions(channel.path, behind))?;
-            self.gather_on(stream, POST, pieces, staging)
+            self.gather_on(stream, POST, pieces, staging)?;
+            *packed_in = Some(staging.clone());
+            Ok(())
         };
         // So that no wait is refused behind the gathering, whose kernel would then pack for no message.
         let holds = |enqueues_wait: bool| packed.is_some() && enqueues_wait;
@@ -359,6 +375,15 @@ impl Engine {
         let order = requests.next_order();
         note_waiter(requests, key, stream, order, stream.record().ok())
     }
+}
+
+/// What a post of a send has made.
+#[derive(Default)]
+struct Made {
+    /// The put that waits for the credit, prepared.
+    credit: Option<Put>,
+    /// The staging memory in which an enqueued kernel packs the message.
+    packed_in: Option<Memory>,
 }
 
 /// Whether the stream of a send may wait for its receive or for its credit.

@@ -5,6 +5,8 @@
 //! work requests and of strided pieces have kernels of their own. If a part is refused, no request is
 //! posted. [`passes`](super::passes) prepares the parts, [`take_back`](super::take_back) takes them back.
 
+use std::cell::Cell;
+
 use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
 
@@ -261,7 +263,11 @@ impl Engine {
         } = &mut *state;
         // The first position is missing if no send needs it.
         let first = usize::from(posts.short.is_empty());
-        let launch = |stream: &Stream, at| self.complete_all(requests, stream, posts, first + at);
+        let launched = Cell::new(false);
+        let launch = |stream: &Stream, at| {
+            launched.set(true);
+            self.complete_all(requests, stream, posts, first + at)
+        };
         let alone = posts.members.iter().filter(|member| member.alone).count();
         let own = posts.made.iter().filter(|(at, _)| at.rank == self.rank);
         /// Submissions of a request of this rank to itself, at most, without its puts.
@@ -271,6 +277,11 @@ impl Engine {
             Ok(()) => plan.post(stream, peers, Some(&launch)),
             Err(e) => Err(Error::from(e).into()),
         };
+        if posted.is_err() && launched.get() {
+            for large in [false, true] {
+                gathering(requests, posts, large).for_each(|(_, staging)| staging.set_stray());
+            }
+        }
         state.plan = plan.emptied();
         posted
     }

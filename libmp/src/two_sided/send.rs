@@ -203,8 +203,13 @@ impl Engine {
         };
         let started = self.number_and_post(&packed, len, post);
         drop(one);
-        // The room is checked before the message is gathered.
-        if matches!(&started, Err(e) if e.kind() == Kind::QueueFull) {
+        if let Err(e) = &started
+            && matches!(
+                e.kind(),
+                Kind::QueueFull
+                    | Kind::Gdsync(gdsync::Kind::TooManyWaits | gdsync::Kind::OutOfOrder)
+            )
+        {
             self.unstage(staging);
         }
         started

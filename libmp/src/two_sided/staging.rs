@@ -46,8 +46,12 @@ impl Staging {
         Some(memory)
     }
 
-    /// Caches memory that no peer writes to any more. Memory that is evicted is moved to `trash`.
+    /// Caches memory that no peer writes to any more. Memory that is evicted is moved to `trash`, and so is memory
+    /// that a kernel may write to.
     pub fn keep(&mut self, memory: Memory, trash: &mut Vec<Memory>) {
+        if memory.is_stray() {
+            return trash.push(memory);
+        }
         self.bytes += memory.len();
         self.idle.push_back(memory);
         while self.bytes > IDLE_BYTES || self.idle.len() > IDLE {

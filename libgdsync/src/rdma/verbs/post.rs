@@ -49,6 +49,26 @@ impl Qp {
         Ok(())
     }
 
+    /// Checks that a post of these prepared requests, in this order, would not be refused for the order of the
+    /// queue or its state. Posts nothing. Passes over requests of other queue pairs.
+    ///
+    /// # Errors
+    /// `OutOfOrder`, `NoSuchRequest`, `WrongState` and `Failed` as [`Qp::post`].
+    pub fn check_order(&self, requests: impl IntoIterator<Item = SendRequest>) -> Result<()> {
+        const OPERATION: &str = "check order";
+        let mut guard = self.core.lock();
+        let mark = guard.send.fifo.mark();
+        let mut own = requests.into_iter().filter(|r| r.queue == self.id);
+        let checked = own.try_for_each(|request| {
+            self.known(&guard, request.into(), OPERATION)?;
+            let fifo = &mut self.usable(&mut guard, OPERATION)?.send.fifo;
+            let posted = fifo.post(request.ticket, Poster::Cpu);
+            posted.map(drop).map_err(|e| self.refused(OPERATION, e))
+        });
+        guard.send.fifo.restore(mark);
+        checked
+    }
+
     /// Posts requests, without a doorbell. Returns the last one.
     fn post_each(
         &self,

@@ -297,6 +297,11 @@ impl Lane {
         Ok(self.qp.post_all(puts.map(|put| put.0))?)
     }
 
+    /// Checks that a post of these puts, in this order, would not be refused for the order of the lane.
+    pub fn check_order(&self, puts: impl Iterator<Item = Put>) -> Result<()> {
+        Ok(self.qp.check_order(puts.map(|put| put.0))?)
+    }
+
     /// The queue pair, for lists over several lanes.
     #[inline]
     pub fn queue(&mut self) -> &mut Qp {
