@@ -647,8 +647,19 @@ fn a_refused_send_writes_to_no_other_one() {
                     let filler = Arc::new(Filler(Mutex::new(Some(a.clone())), region));
                     let observer: Arc<dyn Observer> = Arc::clone(&filler) as _;
                     ctx.gpu().observe(&observer).unwrap();
-                    let e = ctx.post_send(&send.on(&a)).unwrap_err();
+                    let sent = ctx.prepare_send(&send).unwrap();
+                    let e = sent.post_on(&a).unwrap_err();
                     assert_eq!((e.kind(), packing.count()), (Kind::QueueFull, 1), "{e}");
+                    // The kernel may pack later.
+                    let elsewhere = [
+                        sent.post_on(&b),
+                        sent.post(),
+                        ctx.post_all_on(&b, slice::from_ref(&sent)),
+                    ];
+                    for e in elsewhere.map(Result::unwrap_err) {
+                        assert_eq!((e.kind(), packing.count()), (Kind::Busy, 1), "{e}");
+                    }
+                    sent.cancel().unwrap();
                     None
                 }
                 _ => {

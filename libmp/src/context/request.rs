@@ -174,7 +174,8 @@ impl Request {
     ///
     /// # Errors
     /// The request stays prepared, unless only a part of it was enqueued.
-    /// - `Busy` if it was posted before, or has ended.
+    /// - `Busy` if it was posted before, or has ended; or if a post of it on another stream was refused behind
+    ///   the kernel that packs it.
     /// - `Gdsync(OutOfOrder)` if an earlier request is neither posted nor cancelled.
     /// - `QueueFull` as configured by [`Builder::full`](crate::Builder::full);
     ///   `Gdsync(TooManyWaits)` if too many streams of the GPU wait.

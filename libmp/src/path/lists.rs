@@ -102,18 +102,6 @@ impl Lists {
         posted
     }
 
-    /// Checks that the puts would not be refused because an earlier one of a lane is neither posted nor aborted.
-    pub fn check_order<'a>(
-        mut lanes: impl Iterator<Item = &'a mut Lane>,
-        items: &[Item<'_>],
-    ) -> Result<()> {
-        let puts = items.iter().filter_map(|item| match item {
-            Item::Put(put) => Some(*put),
-            _ => None,
-        });
-        lanes.try_for_each(|lane| lane.check_order(puts.clone()))
-    }
-
     fn enqueue<'a>(
         &mut self,
         stream: &Stream,

@@ -194,6 +194,19 @@ impl<'a> Plan<'a> {
         self.kernels.clear();
     }
 
+    /// Checks that no put would be refused because an earlier one of its lane is neither posted nor aborted.
+    pub fn check_order(&mut self, lanes: &mut impl PeerLanes) -> Result<()> {
+        self.used.sort_unstable();
+        self.used.dedup();
+        let made = &self.made;
+        self.used.iter().try_for_each(|at| {
+            let puts = made.iter().filter(|(of, _)| of == at).map(|(_, put)| *put);
+            lanes
+                .lane(*at)
+                .map_or(Ok(()), |lane| lane.check_order(puts))
+        })
+    }
+
     /// Enqueues the plan on `stream`, and empties it. `kernel` is called for each position.
     ///
     /// # Errors
@@ -253,10 +266,6 @@ impl<'a> Plan<'a> {
             lists,
             ..
         } = self;
-        if kernel.is_some() && !kernels.is_empty() {
-            // Kernels are enqueued in front of lists.
-            Lists::check_order(lanes.each(used), items)?;
-        }
         let mut list = |items: &[Item<'a>]| lists.post(stream, lanes.each(used), items);
         let refused = |error, torn| Refusal { error, torn };
         let Some(kernel) = kernel.filter(|_| !kernels.is_empty()) else {

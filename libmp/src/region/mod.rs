@@ -10,7 +10,7 @@ mod typed;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gdsync::gpu::Region;
@@ -48,9 +48,9 @@ pub struct Memory(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
     keys: Keys,
-    /// A kernel that was enqueued for a call that was refused may write to it until it is released. Relaxed: the
-    /// lock of the state orders the accesses.
-    stray: AtomicBool,
+    /// The identifier, plus 1, of the stream on which a kernel was enqueued for a call that was refused; or 0. The
+    /// kernel may write to it until it is released. Relaxed: the lock of the state orders the accesses.
+    stray: AtomicU64,
 }
 
 impl fmt::Debug for Memory {
@@ -61,19 +61,21 @@ impl fmt::Debug for Memory {
 
 impl Memory {
     pub(crate) fn new(keys: Keys) -> Memory {
-        let stray = AtomicBool::new(false);
+        let stray = AtomicU64::new(0);
         Memory(Arc::new(Inner { keys, stray }))
     }
 
-    /// Notes that a kernel that was enqueued for a call that was refused may write to it: it is not used for another
-    /// message. gdsync keeps what is released until streams have run the work enqueued by then.
+    /// Notes that a kernel that was enqueued on a stream for a call that was refused may write to it: it is not used
+    /// for another message, nor by another stream. gdsync keeps what is released until streams have run the work
+    /// enqueued by then.
     #[cold]
-    pub(crate) fn set_stray(&self) {
-        self.0.stray.store(true, Ordering::Relaxed);
+    pub(crate) fn set_stray(&self, stream: u64) {
+        self.0.stray.store(stream + 1, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_stray(&self) -> bool {
-        self.0.stray.load(Ordering::Relaxed)
+    /// The stream of [`Memory::set_stray`].
+    pub(crate) fn stray(&self) -> Option<u64> {
+        self.0.stray.load(Ordering::Relaxed).checked_sub(1)
     }
 
     /// The region of gdsync, for kernels and stream operations: its GPU address, its words.

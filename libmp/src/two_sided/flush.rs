@@ -13,8 +13,10 @@ impl Engine {
         const OPERATION: &str = "flush sends";
         let mut keys = self.keys_where(is_open);
         self.wait_for_sends(&mut keys, limit);
-        let first = self.first_error(OPERATION, None, keys.is_empty());
-        Err(match (self.late_sends(OPERATION, &keys, limit), first) {
+        // First: a send that fails in between is not late, and has its error.
+        let late = self.late_sends(OPERATION, &keys, limit);
+        let first = self.first_error(OPERATION, None, late.is_none());
+        Err(match (late, first) {
             (Some(late), Some(first)) => late.with_source(first),
             (Some(error), None) | (None, Some(error)) => error,
             (None, None) => return Ok(()),

@@ -10,6 +10,7 @@ use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
 
 use super::engine::Engine;
+use super::post::POST;
 use super::send::total;
 use super::spec::{On, Source};
 use crate::error::{Error, Kind, Result};
@@ -104,6 +105,22 @@ pub(super) fn staged<'r>(
     match &common.segments {
         Segments::One(staging) => Some((pieces?, staging.memory())),
         _ => None,
+    }
+}
+
+/// Refuses staging memory to which a kernel of another stream may write.
+///
+/// # Errors
+/// `Busy`.
+pub(super) fn check_stray(staging: &Memory, stream: Option<u64>) -> Result<()> {
+    match staging.stray() {
+        Some(of) if stream != Some(of) => {
+            let what = format!(
+                "stream {of} packs the request for a post that was refused; post it on that stream, or cancel it"
+            );
+            Err(Error::new(POST, Kind::Busy, what))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -9,7 +9,7 @@ use super::config::Full;
 use super::engine::Engine;
 use super::marks::{mark_before, mark_others};
 use super::null::NULL_RANK;
-use super::packed::staged;
+use super::packed::{check_stray, staged};
 use super::state::{Guard, State, known, no_lane};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{MOST_CHUNKS, Patch, Stamp};
@@ -165,6 +165,7 @@ impl Engine {
             return self.post_send(state, key, &stream);
         }
         if let Some((pieces, staging)) = staged(send.packed.as_deref(), common) {
+            check_stray(staging, None)?;
             pieces.gather(staging, 0)?;
         }
         read_length(common, send)?;
@@ -178,7 +179,7 @@ impl Engine {
         let mut made = Made::default();
         let posted = self.post_send_behind(state, key, stream, &mut made);
         if let (Err(_), Some(staging)) = (&posted, &made.packed_in) {
-            staging.set_stray();
+            staging.set_stray(stream.id());
         }
         if let (Err(_), Some(credit), Ok((common, _, _, link))) =
             (&posted, made.credit, state.outgoing(key))
@@ -223,6 +224,9 @@ impl Engine {
         list.put(common.puts.iter().flatten().copied());
         let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
         let packed = staged(send.packed.as_deref(), common);
+        if let Some((_, staging)) = packed {
+            check_stray(staging, Some(stream.id()))?;
+        }
         if packed.is_some() || behind > 0 {
             // Kernels are enqueued in front of puts.
             let own = common.puts.iter().flatten().copied();

@@ -14,7 +14,7 @@ use super::bind::{is_bound, unbind};
 use super::engine::Engine;
 use super::marks::mark_others;
 use super::null::NULL_RANK;
-use super::packed::staged;
+use super::packed::{check_stray, staged};
 use super::passes::PASSES;
 use super::peer::Need;
 use super::post::{POST, may_wait, unposted};
@@ -273,14 +273,25 @@ impl Engine {
         /// Submissions of a request of this rank to itself, at most, without its puts.
         const ALONE: usize = 5;
         let room = ALONE * alone + own.count();
-        let posted = match stream.check_room(room as u32) {
+        let packed = || {
+            let both = [false, true].into_iter();
+            both.flat_map(|large| gathering(requests, posts, large))
+                .map(|(_, staging)| staging)
+        };
+        let ready = packed()
+            .try_for_each(|staging| check_stray(staging, Some(stream.id())))
+            .and_then(|()| Ok(stream.check_room(room as u32)?))
+            .and_then(|()| match packed().next() {
+                // Kernels that pack are enqueued in front of lists.
+                Some(_) => plan.check_order(peers),
+                None => Ok(()),
+            });
+        let posted = match ready {
             Ok(()) => plan.post(stream, peers, Some(&launch)),
-            Err(e) => Err(Error::from(e).into()),
+            Err(e) => Err(e.into()),
         };
         if posted.is_err() && launched.get() {
-            for large in [false, true] {
-                gathering(requests, posts, large).for_each(|(_, staging)| staging.set_stray());
-            }
+            packed().for_each(|staging| staging.set_stray(stream.id()));
         }
         state.plan = plan.emptied();
         posted

@@ -49,7 +49,7 @@ impl Staging {
     /// Caches memory that no peer writes to any more. Memory that is evicted is moved to `trash`, and so is memory
     /// that a kernel may write to.
     pub fn keep(&mut self, memory: Memory, trash: &mut Vec<Memory>) {
-        if memory.is_stray() {
+        if memory.stray().is_some() {
             return trash.push(memory);
         }
         self.bytes += memory.len();
