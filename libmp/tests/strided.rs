@@ -569,6 +569,8 @@ enum Refused {
     InList,
     /// Another thread fills the stream behind the kernel that packs.
     Full,
+    /// As `Full`, of a prepared request.
+    FullPrepared,
 }
 
 /// Fills a stream behind the first kernel that packs.
@@ -594,7 +596,12 @@ impl Observer for Filler {
 /// memory of another send.
 #[test]
 fn a_refused_send_writes_to_no_other_one() {
-    let all = [Refused::OutOfOrder, Refused::InList, Refused::Full];
+    let all = [
+        Refused::OutOfOrder,
+        Refused::InList,
+        Refused::Full,
+        Refused::FullPrepared,
+    ];
     for (path, refused) in [PathChoice::Nic, PathChoice::Tcp]
         .into_iter()
         .flat_map(|path| all.map(|refused| (path, refused)))
@@ -613,7 +620,7 @@ fn a_refused_send_writes_to_no_other_one() {
             let lens = [eager, eager + 8];
             let into = |len| memory.slice(0, len).unwrap();
             if ctx.rank() == 1 {
-                if refused != Refused::Full {
+                if matches!(refused, Refused::OutOfOrder | Refused::InList) {
                     ctx.irecv(peer, 1, &into(lens[0]))
                         .unwrap()
                         .wait(LIMIT)
@@ -642,24 +649,30 @@ fn a_refused_send_writes_to_no_other_one() {
             let send = SendOp::strided(peer, 1, &first);
             let earlier = SendOp::from((peer, 3, &go));
             let last = match refused {
-                Refused::Full => {
+                Refused::Full | Refused::FullPrepared => {
                     let region = ctx.gpu().alloc(MemoryKind::Device, 64).unwrap();
                     let filler = Arc::new(Filler(Mutex::new(Some(a.clone())), region));
                     let observer: Arc<dyn Observer> = Arc::clone(&filler) as _;
                     ctx.gpu().observe(&observer).unwrap();
-                    let sent = ctx.prepare_send(&send).unwrap();
-                    let e = sent.post_on(&a).unwrap_err();
-                    assert_eq!((e.kind(), packing.count()), (Kind::QueueFull, 1), "{e}");
-                    // The kernel may pack later.
-                    let elsewhere = [
-                        sent.post_on(&b),
-                        sent.post(),
-                        ctx.post_all_on(&b, slice::from_ref(&sent)),
-                    ];
-                    for e in elsewhere.map(Result::unwrap_err) {
-                        assert_eq!((e.kind(), packing.count()), (Kind::Busy, 1), "{e}");
+                    let full = |e: mp::Error| {
+                        assert_eq!((e.kind(), packing.count()), (Kind::QueueFull, 1), "{e}");
+                    };
+                    if refused == Refused::Full {
+                        full(ctx.post_send(&send.on(&a)).unwrap_err());
+                    } else {
+                        let sent = ctx.prepare_send(&send).unwrap();
+                        full(sent.post_on(&a).unwrap_err());
+                        // The kernel may pack later.
+                        let elsewhere = [
+                            sent.post_on(&b),
+                            sent.post(),
+                            ctx.post_all_on(&b, slice::from_ref(&sent)),
+                        ];
+                        for e in elsewhere.map(Result::unwrap_err) {
+                            assert_eq!((e.kind(), packing.count()), (Kind::Busy, 1), "{e}");
+                        }
+                        sent.cancel().unwrap();
                     }
-                    sent.cancel().unwrap();
                     None
                 }
                 _ => {

@@ -87,8 +87,8 @@ fn rank() {
     ctx.close(LIMIT).unwrap();
 }
 
-/// Messages of device memory by streams, around the eager limit and that of packing, also into receives with more room, posted
-/// before and after their sends. Returns the number of kernels that packed.
+/// Messages of device memory by streams, around the eager limit and that of packing, also into receives with
+/// more room, posted before and after their sends. Returns the number of kernels that packed.
 fn streams_exchange(ctx: &Context) -> usize {
     const ROOM: usize = 300_000;
     let (me, peer) = (ctx.rank(), 1 - ctx.rank());

@@ -194,8 +194,13 @@ impl<'a> Plan<'a> {
         self.kernels.clear();
     }
 
-    /// Checks that no put would be refused because an earlier one of its lane is neither posted nor aborted.
+    /// If kernels are enqueued in front of puts: checks that no put would be refused because an earlier one of its
+    /// lane is neither posted nor aborted. The kernels write to memory that is used for others once the call is
+    /// refused.
     pub fn check_order(&mut self, lanes: &mut impl PeerLanes) -> Result<()> {
+        if self.kernels.is_empty() {
+            return Ok(());
+        }
         self.used.sort_unstable();
         self.used.dedup();
         let made = &self.made;

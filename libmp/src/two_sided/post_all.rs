@@ -281,11 +281,7 @@ impl Engine {
         let ready = packed()
             .try_for_each(|staging| check_stray(staging, Some(stream.id())))
             .and_then(|()| Ok(stream.check_room(room as u32)?))
-            .and_then(|()| match packed().next() {
-                // Kernels that pack are enqueued in front of lists.
-                Some(_) => plan.check_order(peers),
-                None => Ok(()),
-            });
+            .and_then(|()| plan.check_order(peers));
         let posted = match ready {
             Ok(()) => plan.post(stream, peers, Some(&launch)),
             Err(e) => Err(e.into()),

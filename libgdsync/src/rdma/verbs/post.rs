@@ -50,16 +50,16 @@ impl Qp {
     }
 
     /// Checks that a post of these prepared requests, in this order, would not be refused for the order of the
-    /// queue or its state. Posts nothing. Passes over requests of other queue pairs.
+    /// queue or its state. Posts nothing.
     ///
     /// # Errors
-    /// `OutOfOrder`, `NoSuchRequest`, `WrongState` and `Failed` as [`Qp::post`].
+    /// `OutOfOrder`, `NoSuchRequest`, `Foreign`, `WrongState` and `Failed` as [`Qp::post`].
     pub fn check_order(&self, requests: impl IntoIterator<Item = SendRequest>) -> Result<()> {
         const OPERATION: &str = "check order";
         let mut guard = self.core.lock();
         let mark = guard.send.fifo.mark();
-        let mut own = requests.into_iter().filter(|r| r.queue == self.id);
-        let checked = own.try_for_each(|request| {
+        let checked = requests.into_iter().try_for_each(|request| {
+            self.own(request.queue, OPERATION)?;
             self.known(&guard, request.into(), OPERATION)?;
             let fifo = &mut self.usable(&mut guard, OPERATION)?.send.fifo;
             let posted = fifo.post(request.ticket, Poster::Cpu);
