@@ -8,7 +8,7 @@ use std::time::Duration;
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Collectives, Context, Error, Kind, Op};
+use mp::{Collectives, Context, Error, Kind, Op, PathChoice, SendOp};
 use sim::gate::Gate;
 use sim::{Death, LIMIT, millis, pair, peer_failed, play, secs};
 
@@ -573,6 +573,47 @@ fn a_refused_call_leaves_nothing_on_its_stream() {
             let mut got = [0; 16];
             memory.read(16, &mut got).unwrap();
             assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+        },
+    );
+}
+
+/// As before, of a call whose puts cannot be posted yet.
+#[test]
+fn a_call_out_of_order_leaves_nothing_on_its_stream() {
+    pair(
+        |b| b.path(PathChoice::Nic),
+        |rank, ctx| {
+            let mut all = ctx.collectives(8).unwrap();
+            let memory = ctx.alloc(KIND, 64).unwrap();
+            let slice = |at, len| memory.slice(at, len).unwrap();
+            memory.write(0, &[0xee; 8]).unwrap();
+            memory.write(8, &[rank.me as u8 + 1; 8]).unwrap();
+            let (stale, data, into) = (slice(0, 8), slice(8, 8), slice(16, 16));
+            if rank.me == 1 {
+                rank.barrier();
+                let mut got = [0; 16];
+                all.all_gather(&[2_u8; 8], &mut got, LIMIT).unwrap();
+                assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+                rank.barrier();
+                return;
+            }
+            let [refused, caller] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+            let gate = Gate::new(ctx.gpu());
+            gate.hold(&refused);
+            let earlier = SendOp::from((1, 9, &data)).on(&refused);
+            let earlier = ctx.prepare_send(&earlier).unwrap();
+            let e = all.all_gather_on(&refused, &stale, &into).unwrap_err();
+            assert_eq!(e.kind(), Kind::Gdsync(gdsync::Kind::OutOfOrder), "{e}");
+            all.all_gather_on(&caller, &data, &into).unwrap();
+            gate.open();
+            assert!(refused.synchronize(LIMIT).unwrap());
+            rank.barrier();
+            ctx.synchronize(&caller, LIMIT).unwrap();
+            let mut got = [0; 16];
+            memory.read(16, &mut got).unwrap();
+            assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+            earlier.cancel().unwrap();
+            rank.barrier();
         },
     );
 }

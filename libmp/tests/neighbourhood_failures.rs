@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
-use mp::{Context, Error, Kind, Memory, Neighbour, Neighbourhood};
+use mp::{Context, Error, Kind, Memory, Neighbour, Neighbourhood, PathChoice, SendOp};
+use sim::gate::Gate;
 use sim::{Death, LIMIT, Rank, pair, peer_failed, play, secs};
 
 const LEN: usize = 500;
@@ -291,6 +292,49 @@ fn calls_in_a_wrong_order_and_foreign_streams_are_refused_and_change_nothing() {
             }
             assert_eq!(halo.step(), 3);
             ctx.close(LIMIT).unwrap();
+            rank.barrier();
+        },
+    );
+}
+
+/// A kernel of a step that is refused would run later, beside the step that another stream makes.
+#[test]
+fn a_step_out_of_order_launches_no_kernel() {
+    pair(
+        |b| b.path(PathChoice::Nic),
+        |rank, ctx| {
+            let (me, peer) = (rank.me, rank.peer());
+            let field = ctx.alloc(MemoryKind::Device, 4 * LEN).unwrap();
+            let [to_peer, from_peer, to_itself, from_itself] =
+                [0, 1, 2, 3].map(|i| field.slice(i * LEN, LEN).unwrap());
+            let named = [
+                Neighbour::new(peer, tag(me, peer), tag(peer, me))
+                    .send(&to_peer)
+                    .receive(&from_peer),
+                Neighbour::new(me, 1, 1)
+                    .send(&to_itself)
+                    .receive(&from_itself),
+            ];
+            let halo = ctx.neighbourhood().neighbours(named).build().unwrap();
+            let [a, b] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+            halo.ready_on(&a).unwrap();
+            let gate = Gate::new(ctx.gpu());
+            gate.hold(&a);
+            let earlier = SendOp::from((peer, 9, &to_peer)).on(&a);
+            let earlier = ctx.prepare_send(&earlier).unwrap();
+            field.write(2 * LEN, &[1; LEN]).unwrap();
+            let e = halo.send_on(&a).unwrap_err();
+            assert_eq!(e.kind(), Kind::Gdsync(gdsync::Kind::OutOfOrder), "{e}");
+            halo.send_on(&b).unwrap();
+            halo.wait_on(&b).unwrap();
+            ctx.synchronize(&b, LIMIT).unwrap();
+            field.write(2 * LEN, &[2; LEN]).unwrap();
+            gate.open();
+            assert!(a.synchronize(LIMIT).unwrap());
+            let mut got = [0; LEN];
+            field.read(3 * LEN, &mut got).unwrap();
+            assert_eq!(got, [1; LEN]);
+            earlier.cancel().unwrap();
             rank.barrier();
         },
     );

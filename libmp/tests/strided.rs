@@ -569,12 +569,25 @@ enum Refused {
     InList,
     /// Another thread fills the stream behind the kernel that packs.
     Full,
-    /// As `Full`, of a prepared request.
+    /// As `Full`, of a prepared request, which is then cancelled.
     FullPrepared,
+    /// As `FullPrepared`, of a request that is then posted again.
+    FullRepeated,
 }
 
 /// Fills a stream behind the first kernel that packs.
 struct Filler(Mutex<Option<Stream>>, Region);
+
+impl Filler {
+    /// Fills `stream` as long as the result is held.
+    fn of(stream: &Stream) -> Arc<Filler> {
+        let region = stream.gpu().alloc(MemoryKind::Device, 64).unwrap();
+        let filler = Arc::new(Filler(Mutex::new(Some(stream.clone())), region));
+        let observer: Arc<dyn Observer> = Arc::clone(&filler) as _;
+        stream.gpu().observe(&observer).unwrap();
+        filler
+    }
+}
 
 impl Observer for Filler {
     fn enqueued(&self, _: u64, work: Work<'_>, _: gds_step::Time, _: Option<Passed>) {
@@ -592,8 +605,7 @@ impl Observer for Filler {
     }
 }
 
-/// A kernel that was enqueued for a send that was refused, or for one that then was posted elsewhere, writes to no
-/// memory of another send.
+/// A kernel that was enqueued for a send that was refused writes to no memory of another send.
 #[test]
 fn a_refused_send_writes_to_no_other_one() {
     let all = [
@@ -601,6 +613,7 @@ fn a_refused_send_writes_to_no_other_one() {
         Refused::InList,
         Refused::Full,
         Refused::FullPrepared,
+        Refused::FullRepeated,
     ];
     for (path, refused) in [PathChoice::Nic, PathChoice::Tcp]
         .into_iter()
@@ -620,7 +633,7 @@ fn a_refused_send_writes_to_no_other_one() {
             let lens = [eager, eager + 8];
             let into = |len| memory.slice(0, len).unwrap();
             if ctx.rank() == 1 {
-                if matches!(refused, Refused::OutOfOrder | Refused::InList) {
+                if !matches!(refused, Refused::Full | Refused::FullPrepared) {
                     ctx.irecv(peer, 1, &into(lens[0]))
                         .unwrap()
                         .wait(LIMIT)
@@ -648,12 +661,10 @@ fn a_refused_send_writes_to_no_other_one() {
             gate.hold(&a);
             let send = SendOp::strided(peer, 1, &first);
             let earlier = SendOp::from((peer, 3, &go));
-            let last = match refused {
-                Refused::Full | Refused::FullPrepared => {
-                    let region = ctx.gpu().alloc(MemoryKind::Device, 64).unwrap();
-                    let filler = Arc::new(Filler(Mutex::new(Some(a.clone())), region));
-                    let observer: Arc<dyn Observer> = Arc::clone(&filler) as _;
-                    ctx.gpu().observe(&observer).unwrap();
+            let (mut last, mut again) = (None, None);
+            match refused {
+                Refused::Full | Refused::FullPrepared | Refused::FullRepeated => {
+                    let _filler = Filler::of(&a);
                     let full = |e: mp::Error| {
                         assert_eq!((e.kind(), packing.count()), (Kind::QueueFull, 1), "{e}");
                     };
@@ -661,19 +672,18 @@ fn a_refused_send_writes_to_no_other_one() {
                         full(ctx.post_send(&send.on(&a)).unwrap_err());
                     } else {
                         let sent = ctx.prepare_send(&send).unwrap();
+                        let list = slice::from_ref(&sent);
                         full(sent.post_on(&a).unwrap_err());
-                        // The kernel may pack later.
-                        let elsewhere = [
-                            sent.post_on(&b),
-                            sent.post(),
-                            ctx.post_all_on(&b, slice::from_ref(&sent)),
-                        ];
+                        // The kernel on `a` has not run.
+                        let elsewhere = [sent.post_on(&b), sent.post(), ctx.post_all_on(&b, list)];
                         for e in elsewhere.map(Result::unwrap_err) {
                             assert_eq!((e.kind(), packing.count()), (Kind::Busy, 1), "{e}");
                         }
-                        sent.cancel().unwrap();
+                        match refused {
+                            Refused::FullRepeated => again = Some(sent),
+                            _ => sent.cancel().unwrap(),
+                        }
                     }
-                    None
                 }
                 _ => {
                     let sent = ctx.prepare_send(&send).unwrap();
@@ -686,14 +696,18 @@ fn a_refused_send_writes_to_no_other_one() {
                     assert_eq!((e.kind(), packing.count()), (kind, 0), "{e}");
                     sent.post_on(&b).unwrap();
                     sent.wait(LIMIT).unwrap();
-                    Some(earlier)
+                    last = Some(earlier);
                 }
-            };
+            }
             // It takes the staging memory that is free, and waits for its receive.
             let other = SendOp::strided(peer, 2, &second).on(&c);
             let other = ctx.post_send(&other).unwrap();
             gate.open();
             assert!(a.synchronize(LIMIT).unwrap());
+            if let Some(again) = again {
+                again.post_on(&a).unwrap();
+                again.wait(LIMIT).unwrap();
+            }
             match last {
                 Some(last) => last.post().unwrap(),
                 None => drop(ctx.post_send(&SendOp::from((peer, 3, &go))).unwrap()),

@@ -81,6 +81,7 @@ impl TeamHandle {
             let mut post = || {
                 // The wait for another stream, and the copy.
                 check_room(stream, 3 + plan.room(stream))?;
+                plan.check_order(&mut state.peers)?;
                 self.follow(state, stream)?;
                 self.copy(call, number, stream, buffers.from)?;
                 plan.post(stream, &mut state.peers, Some(&launch))

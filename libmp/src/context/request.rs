@@ -174,8 +174,8 @@ impl Request {
     ///
     /// # Errors
     /// The request stays prepared, unless only a part of it was enqueued.
-    /// - `Busy` if it was posted before, or has ended; or if a post of it on another stream was refused behind
-    ///   the kernel that packs it.
+    /// - `Busy` if it was posted before, or has ended; or if a post of it on a stream was refused behind the
+    ///   kernel that packs it: it can then be posted only on that stream, or cancelled.
     /// - `Gdsync(OutOfOrder)` if an earlier request is neither posted nor cancelled.
     /// - `QueueFull` as configured by [`Builder::full`](crate::Builder::full);
     ///   `Gdsync(TooManyWaits)` if too many streams of the GPU wait.

@@ -6,9 +6,8 @@
 //! most one position and lower to {list, kernel, list}. Each list is one submission over all queue
 //! pairs that it names ([`crate::path::Lists`]).
 //!
-//! If a part is refused, the plan aborts all puts that it has not posted, the newest first. A plan
-//! without a list before the refused part is then undone as a whole: its kernel writes only memory of
-//! the library, which a second call writes again.
+//! If a part is refused, the plan aborts all puts that it has not posted, the newest first. The order of
+//! the puts is checked before a kernel is launched in front of them, and the room of the stream as well.
 //!
 //! Its users are the calls that post to several peers at once: `neighbourhood`, `collective`, and
 //! `two_sided::{post_all, wait_all}`. State (`two_sided::state`) keeps the buffers.
@@ -194,28 +193,25 @@ impl<'a> Plan<'a> {
         self.kernels.clear();
     }
 
-    /// If kernels are enqueued in front of puts: checks that no put would be refused because an earlier one of its
-    /// lane is neither posted nor aborted. The kernels write to memory that is used for others once the call is
-    /// refused.
+    /// Checks that no put would be refused because an earlier one of its lane is neither posted nor aborted.
     pub fn check_order(&mut self, lanes: &mut impl PeerLanes) -> Result<()> {
-        if self.kernels.is_empty() {
-            return Ok(());
+        let lane_of = |(at, _): &(LaneId, Put)| *at;
+        if !self.made.is_sorted_by_key(lane_of) {
+            // Stable: those of a lane stay in order.
+            self.made.sort_by_key(lane_of);
         }
-        self.used.sort_unstable();
-        self.used.dedup();
-        let made = &self.made;
-        self.used.iter().try_for_each(|at| {
-            let puts = made.iter().filter(|(of, _)| of == at).map(|(_, put)| *put);
-            lanes
-                .lane(*at)
-                .map_or(Ok(()), |lane| lane.check_order(puts))
+        let mut of_lanes = self.made.chunk_by(|a, b| a.0 == b.0);
+        of_lanes.try_for_each(|puts| match lanes.lane(puts[0].0) {
+            Some(lane) => lane.check_order(puts.iter().map(|(_, put)| *put)),
+            None => Ok(()),
         })
     }
 
     /// Enqueues the plan on `stream`, and empties it. `kernel` is called for each position.
     ///
     /// # Errors
-    /// All puts that were not posted are aborted.
+    /// All puts that were not posted are aborted. An order in which puts cannot be posted is found before anything
+    /// is enqueued.
     pub fn post(
         &mut self,
         stream: &Stream,
@@ -224,7 +220,14 @@ impl<'a> Plan<'a> {
     ) -> Result<(), Refusal> {
         self.used.sort_unstable();
         self.used.dedup();
-        let posted = self.lower(stream, lanes, kernel);
+        // A kernel in front of puts runs even if they are refused, and writes to memory that is used for others by
+        // then.
+        let in_front = self.kernels.iter().any(|(at, _)| *at < self.items.len());
+        let checked = match in_front {
+            true => self.check_order(lanes).map_err(Refusal::from),
+            false => Ok(()),
+        };
+        let posted = checked.and_then(|()| self.lower(stream, lanes, kernel));
         match posted {
             Ok(()) => self.clear(),
             Err(_) => self.undo(lanes),

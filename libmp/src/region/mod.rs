@@ -48,8 +48,8 @@ pub struct Memory(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
     keys: Keys,
-    /// The identifier, plus 1, of the stream on which a kernel was enqueued for a call that was refused; or 0. The
-    /// kernel may write to it until it is released. Relaxed: the lock of the state orders the accesses.
+    /// The identifier of the stream on which a kernel was enqueued for a call that was refused; or 0. The kernel
+    /// may write to it until it is released. Relaxed: the lock of the state orders the accesses.
     stray: AtomicU64,
 }
 
@@ -65,17 +65,17 @@ impl Memory {
         Memory(Arc::new(Inner { keys, stray }))
     }
 
-    /// Notes that a kernel that was enqueued on a stream for a call that was refused may write to it: it is not used
-    /// for another message, nor by another stream. gdsync keeps what is released until streams have run the work
-    /// enqueued by then.
+    /// Notes that a kernel that was enqueued on a stream for a call that was refused may write to this memory. From
+    /// then on only that stream packs into it, and it is not cached. gdsync keeps what is released until streams
+    /// have run the work enqueued by then.
     #[cold]
     pub(crate) fn set_stray(&self, stream: u64) {
-        self.0.stray.store(stream + 1, Ordering::Relaxed);
+        self.0.stray.store(stream, Ordering::Relaxed);
     }
 
     /// The stream of [`Memory::set_stray`].
     pub(crate) fn stray(&self) -> Option<u64> {
-        self.0.stray.load(Ordering::Relaxed).checked_sub(1)
+        Some(self.0.stray.load(Ordering::Relaxed)).filter(|stream| *stream != 0)
     }
 
     /// The region of gdsync, for kernels and stream operations: its GPU address, its words.

@@ -13,7 +13,7 @@ impl Engine {
         const OPERATION: &str = "flush sends";
         let mut keys = self.keys_where(is_open);
         self.wait_for_sends(&mut keys, limit);
-        // First: a send that fails in between is not late, and has its error.
+        // Late sends first: the error of a send that fails after this is found below.
         let late = self.late_sends(OPERATION, &keys, limit);
         let first = self.first_error(OPERATION, None, late.is_none());
         Err(match (late, first) {

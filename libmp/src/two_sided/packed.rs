@@ -116,7 +116,8 @@ pub(super) fn check_stray(staging: &Memory, stream: Option<u64>) -> Result<()> {
     match staging.stray() {
         Some(of) if stream != Some(of) => {
             let what = format!(
-                "stream {of} packs the request for a post that was refused; post it on that stream, or cancel it"
+                "a kernel of stream {of} packs the request, and the post behind it was refused; post the request on \
+                 that stream, or cancel it"
             );
             Err(Error::new(POST, Kind::Busy, what))
         }

@@ -161,11 +161,15 @@ impl Engine {
         {
             return Err(peer.error(POST));
         }
-        if let Some(stream) = common.poster.stream.clone() {
+        let packed = staged(send.packed.as_deref(), common);
+        let stream = common.poster.stream.clone();
+        if let Some((_, staging)) = packed {
+            check_stray(staging, stream.as_ref().map(WeakStream::id))?;
+        }
+        if let Some(stream) = stream {
             return self.post_send(state, key, &stream);
         }
-        if let Some((pieces, staging)) = staged(send.packed.as_deref(), common) {
-            check_stray(staging, None)?;
+        if let Some((pieces, staging)) = packed {
             pieces.gather(staging, 0)?;
         }
         read_length(common, send)?;
@@ -224,9 +228,6 @@ impl Engine {
         list.put(common.puts.iter().flatten().copied());
         let behind = send.late.as_ref().map_or(0, |late| late.behind.len());
         let packed = staged(send.packed.as_deref(), common);
-        if let Some((_, staging)) = packed {
-            check_stray(staging, Some(stream.id()))?;
-        }
         if packed.is_some() || behind > 0 {
             // Kernels are enqueued in front of puts.
             let own = common.puts.iter().flatten().copied();

@@ -273,21 +273,30 @@ impl Engine {
         /// Submissions of a request of this rank to itself, at most, without its puts.
         const ALONE: usize = 5;
         let room = ALONE * alone + own.count();
-        let packed = || {
-            let both = [false, true].into_iter();
-            both.flat_map(|large| gathering(requests, posts, large))
-                .map(|(_, staging)| staging)
+        let stagings = || {
+            let members = posts.members.iter();
+            members.filter_map(|member| {
+                let (_, staging) = gathered(requests, member)?;
+                Some((member, staging))
+            })
         };
-        let ready = packed()
-            .try_for_each(|staging| check_stray(staging, Some(stream.id())))
-            .and_then(|()| Ok(stream.check_room(room as u32)?))
-            .and_then(|()| plan.check_order(peers));
-        let posted = match ready {
+        let checked = stagings()
+            .try_for_each(|(member, staging)| {
+                let checked = check_stray(staging, Some(stream.id()));
+                checked.map_err(|e| match requests.get(member.key) {
+                    Some(entry) => e.of_peer(entry.peer),
+                    None => e,
+                })
+            })
+            .and_then(|()| Ok(stream.check_room(room as u32)?));
+        let posted = match checked {
             Ok(()) => plan.post(stream, peers, Some(&launch)),
             Err(e) => Err(e.into()),
         };
         if posted.is_err() && launched.get() {
-            packed().for_each(|staging| staging.set_stray(stream.id()));
+            // The kernels of some may not be launched.
+            let behind = stagings().filter(|(member, _)| member.behind);
+            behind.for_each(|(_, staging)| staging.set_stray(stream.id()));
         }
         state.plan = plan.emptied();
         posted

@@ -49,8 +49,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Checks that a post of these prepared requests, in this order, would not be refused for the order of the
-    /// queue or its state. Posts nothing.
+    /// Checks that [`Qp::post_all`] would not refuse these requests, except for `Busy`. Posts nothing.
     ///
     /// # Errors
     /// `OutOfOrder`, `NoSuchRequest`, `Foreign`, `WrongState` and `Failed` as [`Qp::post`].
