@@ -155,7 +155,10 @@ struct Credit {
 // Credits beside each other that a kernel reads from the receiver at once, by loads that overlap, and keeps.
 constexpr u32 kCredits = 16;
 
-// Whether a credit is for message `before` or a later one.
+// The credit for a message: its low bits count the shares of a message that was read (mp_unpack.hpp).
+GDS_DEVICE u64 credit_of(u64 number) { return number << 6; }
+
+// Whether a credit, or a number, is for message `before` or a later one.
 GDS_DEVICE bool covers(u64 credit, u64 before) { return static_cast<long long>(credit - before) >= 0; }
 
 // Whether the receiver's credit for the slot has come. If so, also keeps those of the slots beside it, which
@@ -168,8 +171,8 @@ GDS_DEVICE bool fetch_credit(const Credit& p) {
     for (u32 i = 0; i < kCredits / 2; i++) w[i] = gds::load_two_relaxed_sys(from + 2 * i);
     bool has = false;
     for (u32 i = 0; i < kCredits / 2; i++) {
-        has |= 2 * i * sizeof(u64) == within && covers(w[i].low, p.before);
-        has |= (2 * i + 1) * sizeof(u64) == within && covers(w[i].high, p.before);
+        has |= 2 * i * sizeof(u64) == within && covers(w[i].low, credit_of(p.before));
+        has |= (2 * i + 1) * sizeof(u64) == within && covers(w[i].high, credit_of(p.before));
     }
     if (!has) return false;
     u64* to = word_at(p.known - within);
@@ -192,7 +195,7 @@ GDS_DEVICE bool await_credit(const Credit& p, Stop stop) {
         }
         return reached(w = gds::load_acquire_sys(word_at(p.taken)), before);
     };
-    if (p.taken == 0 || (p.known != 0 && covers(gds::load_relaxed_sys(word_at(p.known)), p.before))) return true;
+    if (p.taken == 0 || (p.known != 0 && covers(gds::load_relaxed_sys(word_at(p.known)), credit_of(p.before)))) return true;
     GDS_SPIN_UNTIL(stop() || credited(), 0);
     // A failure with the number of the message before is its receiver's, and frees the slot. The library's has the
     // number of a later message.

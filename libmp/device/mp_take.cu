@@ -26,6 +26,35 @@ GDS_DEVICE void store_mark(const Unpack<1>& p) {
     gds::store_whole_sys(word_at(p.mark), p.marked);
 }
 
+// The value of a word before the message, which only the first block needs.
+GDS_DEVICE u64 value_before(u64 known, u64 at) {
+    return __builtin_expect(known != kUnknown, 1) ? known : gds::load_relaxed_sys(word_at(at));
+}
+
+// Ends this block's shares of a message of which other blocks have shares too, by one thread. The first block ends the
+// message as `return_credit` and `succeed` do, but loads nothing if the library knows the values before.
+GDS_DEVICE void end_share(const Unpack<1>& p, u64 len, u32 done, bool bad) {
+    if (__builtin_expect(bad, 0)) {
+        // The first block may store a success, and waits for no other block.
+        GDS_SPIN_UNTIL(((gds::load_acquire_sys(word_at(p.ended)) ^ p.value) & kTurn) == 0, 0);
+        const Arrival a = broken(p);
+        finish(p.result, p.error, a.status, a.len);
+        gds::store_whole_sys(word_at(p.ended) + 1, ended(a.status, a.len));
+        gds::fence_sys();
+    }
+    u64 credit = static_cast<u64>(done) << kCreditCount, end = static_cast<u64>(done) << kEndedCount;
+    if (blockIdx.x == 0) {
+        credit = missing(value_before(p.consumed, p.credit), credit_of(p.number), kCreditCount, p.shares - done);
+        end = missing(value_before(p.before, p.ended), p.value + len, kEndedCount, p.shares - done);
+    }
+    precede_end(p, {kSuccess, len, 0}, false);
+    // The credit comes first: the library returns it to the host of the sender once the message has ended. It pairs with
+    // the loads of `fetch_credit`, and needs no order: this block has its lines. The additions to `ended` are one release
+    // sequence: a load that acquires its last value sees the stores of all blocks.
+    gds::add_relaxed_sys(word_at(p.credit), credit);
+    gds::add_release_gpu(word_at(p.ended), end);
+}
+
 // A receive, for mp_parts.hpp.
 struct Usual {
     const Unpack<1>& p;
@@ -58,12 +87,10 @@ GDS_DEVICE void take(const Unpack<1>& p) {
             return reached(gds::load_acquire_sys(word_at(p.word)), seq(p));
         };
         auto close = [&](bool, u64 len) {
-            const Arrival a{kSuccess, len, 0};
-            bool bad = false;
-            if (!close_shares(p, a, 1, bad)) return;
-            if (__builtin_expect(bad, 0)) return end(p, 0, a, true);
-            return_credit(p);
-            succeed(p, len);
+            if (wide) return end_share(p, len, 1, false);
+            precede_end(p, {kSuccess, len, 0}, true);
+            return_credit(p, 0);
+            succeed(p, len, 0);
         };
         if (take_usual(wanted, large, wait, stop, close)) return;
     }
@@ -81,6 +108,7 @@ GDS_DEVICE void take(const Unpack<1>& p) {
     };
     bool bad = false;
     u32 done = 0;
+    const bool leads = blockIdx.x == 0;
     const u64 most = least(p.capacity, wide ? p.long_len : p.slot);
     const bool usual = word.kind == (wide ? kLongRoom : kFlagged) && word.len <= most;
     if (__builtin_expect(usual, 1)) {
@@ -89,15 +117,14 @@ GDS_DEVICE void take(const Unpack<1>& p) {
         });
         bad = blockDim.x > 1 ? __syncthreads_or(bad) != 0 : bad;
         if (threadIdx.x != 0) return;
-        if (!close_shares(p, {kSuccess, word.len, 0}, done, bad)) return;
-        if (__builtin_expect(bad, 0)) return end(p, w, {kSuccess, word.len, 0}, true);
-        return_credit(p);
-        succeed(p, word.len);
-        return;
+        const u32 others = p.shares - done;
+        // The first block may not wait for itself.
+        if (others != 0 && !(leads && bad)) return end_share(p, word.len, done, bad);
+        const Arrival a{kSuccess, word.len, 0};
+        precede_end(p, a, true);
+        return end(p, w, a, bad, others);
     }
-    const bool leads = blockIdx.x == 0;
     const Arrival a = arrival(p, word);
-    // A block that finds a failure in place of the message counts its shares as well.
     bad = wide && word.kind == kFailed;
     for_shares(p.shares, [&](Share, u32) { done++; });
     if (leads && a.status == kSuccess) {
@@ -112,7 +139,10 @@ GDS_DEVICE void take(const Unpack<1>& p) {
         if (!bad && !a.lines && a.from != 0) copy_rest(p.segment[0].addr, a.from, a.len);
     }
     if (blockDim.x > 1) bad = __syncthreads_or(bad) != 0;
-    if (threadIdx.x == 0 && close_shares(p, a, done, bad)) end(p, w, a, bad);
+    if (threadIdx.x != 0) return;
+    if (!leads) return end_share(p, 0, done, bad);
+    precede_end(p, a, true);
+    end(p, w, a, bad, p.shares - done);
 }
 
 template <u32 Capacity>
@@ -124,8 +154,8 @@ using Takes = Tasks<Unpack<1>, Capacity>;
 // blocks that wait must leave room for those of other streams.
 GDS_MOST_THREADS(mp_take, mp::Unpack<1>, 1024);
 GDS_MOST_THREADS(mp_take_all_8, mp::Takes<8>, 1024);
-GDS_MOST_THREADS(mp_take_all_24, mp::Takes<24>, 1024);
+GDS_MOST_THREADS(mp_take_all_23, mp::Takes<23>, 1024);
 
 GDS_KERNEL(mp_take, mp::Unpack<1>, p) { mp::take(p); }
 GDS_KERNEL(mp_take_all_8, mp::Takes<8>, p) { mp::share_all<mp::take>(p); }
-GDS_KERNEL(mp_take_all_24, mp::Takes<24>, p) { mp::share_all<mp::take>(p); }
+GDS_KERNEL(mp_take_all_23, mp::Takes<23>, p) { mp::share_all<mp::take>(p); }

@@ -60,11 +60,11 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
 template <u32 Capacity>
 using Unpacks = Tasks<Unpack<1>, Capacity>;
 
-static_assert(sizeof(Unpacks<8>) == 1352 && sizeof(Unpacks<24>) == 4040, "layout");
+static_assert(sizeof(Unpacks<8>) == 1416 && sizeof(Unpacks<23>) == 4056, "layout");
 
 }  // namespace mp
 
 GDS_KERNEL(mp_unpack_1, mp::Unpack<1>, p) { mp::unpack(p); }
 GDS_KERNEL(mp_unpack_30, mp::Unpack<30>, p) { mp::unpack(p); }
 GDS_KERNEL(mp_unpack_all_8, mp::Unpacks<8>, p) { mp::share_all<mp::unpack<1>>(p); }
-GDS_KERNEL(mp_unpack_all_24, mp::Unpacks<24>, p) { mp::share_all<mp::unpack<1>>(p); }
+GDS_KERNEL(mp_unpack_all_23, mp::Unpacks<23>, p) { mp::share_all<mp::unpack<1>>(p); }

@@ -27,6 +27,7 @@ struct Unpack {
     u64 credit;
     u64 ended;
     u64 value;
+    u64 before;
     u64 count;
     u64 mark;
     u64 marked;
@@ -38,7 +39,7 @@ struct Unpack {
     Segment segment[Capacity];
 };
 
-static_assert(sizeof(Unpack<1>) == 168 && sizeof(Unpack<30>) == 632, "layout");
+static_assert(sizeof(Unpack<1>) == 176 && sizeof(Unpack<30>) == 640, "layout");
 
 // Bits of `waits`.
 constexpr u32 kPolls = 1, kLater = 2, kHost = 4;
@@ -241,7 +242,7 @@ GDS_DEVICE u64 await(const Unpack<Capacity>& p, [[maybe_unused]] const u64* firs
     return seen;
 }
 
-// Of a message that several blocks take in: whether all shares are done and this block is the last one. The stores
+// Of a message that several blocks take in, in the general kernel or in a graph: whether all shares are done and this block is the last one. The stores
 // of all blocks then precede its next ones. `count`: a word in device memory. `done`: the shares of this block, of
 // which the first block has the first. `bad`: they are not in place; then those of any block.
 GDS_DEVICE bool is_last(u64 count, u32 shares, u32 done, bool& bad) {
@@ -257,42 +258,77 @@ GDS_DEVICE bool is_last(u64 count, u32 shares, u32 done, bool& bad) {
 }
 
 // By one thread of each block, in front of the end of the message: stores the result of a success in device memory,
-// executes the fence that the end needs, and counts the shares. True: all are done, and this block ends the message.
+// and executes the fence that the end needs, of GPU scope only if `fences`.
 template <u32 Capacity>
-GDS_DEVICE bool close_shares(const Unpack<Capacity>& p, const Arrival& a, u32 done, bool& bad) {
+GDS_DEVICE void precede_end(const Unpack<Capacity>& p, const Arrival& a, bool fences) {
     if (p.ended != 0 && blockIdx.x == 0 && a.status == kSuccess) {
         gds::store_whole_sys(word_at(p.ended) + 1, ended(a.status, a.len));
     }
     if (__builtin_expect((p.waits & kHost) != 0, 0)) {
         gds::fence_sys();
-    } else if (done == p.shares && p.ended != 0) {
+    } else if (fences) {
         gds::fence_gpu();
     }
+}
+
+// As `precede_end`, and counts the shares. True: all are done, and this block ends the message.
+template <u32 Capacity>
+GDS_DEVICE bool close_shares(const Unpack<Capacity>& p, const Arrival& a, u32 done, bool& bad) {
+    precede_end(p, a, done == p.shares && p.ended != 0);
     return done == p.shares || is_last(p.count, p.shares, done, bad);
 }
 
-// Returns the credit of the message to kernels of the sender: all threads have read the room.
-template <u32 Capacity>
-GDS_DEVICE void return_credit(const Unpack<Capacity>& p) {
-    if (p.credit != 0) gds::store_whole_sys(word_at(p.credit), p.number);
+// The blocks of a message may also end it by additions that return no value: each adds the number of its shares to
+// bits of the credit and of `ended` that are 0 before the message. The first block adds what makes both words complete
+// once all others have added: until then they are less. The library looks at nothing of the message before. These are
+// the lowest of the bits (libmp/src/wire/word.rs).
+constexpr u32 kCreditCount = 0, kEndedCount = 38;
+constexpr u64 kCountMask = 63;
+// The bit of `ended` that differs from that of the receive before as soon as the first block has added.
+constexpr u64 kTurn = 1ull << 37;
+
+// In place of a value before: the library does not know it.
+constexpr u64 kUnknown = ~0ull;
+
+// What the first block adds to a word with the value `now`, besides other blocks that add so many shares.
+GDS_DEVICE u64 missing(u64 now, u64 to, u32 bit, u32 others) {
+    return to - (now & ~(kCountMask << bit)) - (static_cast<u64>(others) << bit);
 }
 
-// Ends the receive in device memory, with success, behind `close_shares`. No store to host memory: the CPU reads this
+// Sets a word, or adds to it what is missing.
+GDS_DEVICE void complete(u64 at, u64 to, u32 bit, u32 others) {
+    u64* word = word_at(at);
+    if (others == 0) return gds::store_whole_sys(word, to);
+    gds::add_relaxed_sys(word, missing(gds::load_relaxed_sys(word), to, bit, others));
+}
+
+// Returns the credit of the message to kernels of the sender: all threads have read the room. `others`: the shares
+// that other blocks add.
+template <u32 Capacity>
+GDS_DEVICE void return_credit(const Unpack<Capacity>& p, u32 others) {
+    if (p.credit != 0) complete(p.credit, credit_of(p.number), kCreditCount, others);
+}
+
+// Ends the receive in device memory, with success, behind `precede_end`. No store to host memory: the CPU reads this
 // word when it needs to.
 template <u32 Capacity>
-GDS_DEVICE void succeed(const Unpack<Capacity>& p, u64 len) {
-    gds::store_whole_sys(word_at(p.ended), p.value | least(len, kLenMask));
+GDS_DEVICE void succeed(const Unpack<Capacity>& p, u64 len, u32 others) {
+    complete(p.ended, p.value + len, kEndedCount, others);
+}
+
+// How a receive ends whose sender failed while it wrote the message.
+template <u32 Capacity>
+GDS_DEVICE Arrival broken(const Unpack<Capacity>& p) {
+    // The word has the failure, unless the sender has stored its own word over it.
+    const Arrival a = arrival(p, parse(gds::load_acquire_sys(word_at(p.word))));
+    return a.status == kSuccess ? Arrival{kBadResponse, 0, 0} : a;
 }
 
 // Ends the receive, by one thread: the copies of all threads precede. `w`: the word of the message. `bad`: the
-// sender failed while it wrote the message.
+// sender failed while it wrote the message. `others`: the shares that other blocks add.
 template <u32 Capacity>
-GDS_DEVICE void end(const Unpack<Capacity>& p, u64 w, Arrival a, bool bad) {
-    if (bad) {
-        // The word has the failure, unless the sender has stored its own word over it.
-        a = arrival(p, parse(gds::load_acquire_sys(word_at(p.word))));
-        if (a.status == kSuccess) a = {kBadResponse, 0, 0};
-    }
+GDS_DEVICE void end(const Unpack<Capacity>& p, u64 w, Arrival a, bool bad, u32 others = 0) {
+    if (bad) a = broken(p);
     // An announcement and a failure are one word.
     const Word word = parse(w);
     const bool both = word.kind == kEager || word.kind == kDirect || word.kind == kTooLong;
@@ -306,13 +342,13 @@ GDS_DEVICE void end(const Unpack<Capacity>& p, u64 w, Arrival a, bool bad) {
             GDS_SPIN_UNTIL(have(gds::load_two_relaxed_sys(lines + 2 * i), seq(p)) || failed(), 0);
         }
     }
-    return_credit(p);
+    return_credit(p, others);
     if (p.ended != 0) {
-        if (a.status == kSuccess) return succeed(p, a.len);
+        if (a.status == kSuccess) return succeed(p, a.len, others);
         finish(p.result, p.error, a.status, a.len);
         gds::store_whole_sys(word_at(p.ended) + 1, ended(a.status, a.len));
         gds::fence_sys();
-        gds::store_whole_sys(word_at(p.ended), p.value);
+        complete(p.ended, p.value, kEndedCount, others);
         return;
     }
     const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;

@@ -54,6 +54,10 @@ gds_step::mutants! {
     MissingName,
     /// A receive is taken for ended by the value with which the one before it ended.
     StaleEnd,
+    /// The value with which a receive ended is noted without its length.
+    ForgottenLength,
+    /// The credit of a slot is noted as that of the slot's message before.
+    StaleCredit,
     /// The report of a kernel is expected one share too early.
     EarlyReport,
     /// A stream stores no mark for the receives that it has posted before it waits.

@@ -24,6 +24,8 @@
 // gds::store_release_sys(p, v)      earlier accesses stay before it
 // gds::fence_sys()                  earlier accesses stay before later ones, system scope
 // gds::fence_gpu()                  the same for observers of this GPU
+// gds::add_relaxed_sys(p, v)        64 bits: an atomic add without order, whose old value is not returned
+// gds::add_release_gpu(p, v)        as that; earlier accesses stay before it, for observers of fence_gpu
 // gds::add_acq_rel_gpu(p, v)        32 bits: an atomic add between two such fences; returns the old value
 // gds::warp_size()                  threads of a warp: 32 on CUDA, 32 or 64 on HIP and the soft GPU
 // gds::sync_warp()                  earlier accesses of the threads of a warp stay before their later ones
@@ -250,6 +252,26 @@ GDS_DEVICE void fence_gpu() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
 #else
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
+
+GDS_DEVICE void add_relaxed_sys(u64* p, u64 v) {
+#if defined(GDS_CUDA)
+    asm volatile("red.relaxed.sys.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+#elif defined(GDS_HIP)
+    __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+    atomicAdd(p, v);
+#endif
+}
+
+// A fence in front of an add without order takes longer: it also acquires.
+GDS_DEVICE void add_release_gpu(u64* p, u64 v) {
+#if defined(GDS_CUDA)
+    asm volatile("red.release.gpu.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+#else
+    fence_gpu();
+    add_relaxed_sys(p, v);
 #endif
 }
 

@@ -1,6 +1,6 @@
 // The device layer of kernels that run in the model: as gds_device.hpp of gdsync-build for GPUs, but
 // each access to a word that others write is a call of src/lib.rs, with the order that it has on a GPU.
-// A block has one thread, and a launch one block.
+// A block has one thread.
 #pragma once
 
 #include <stddef.h>
@@ -26,15 +26,20 @@ struct model_index {
     unsigned x, y, z;
 };
 
-constexpr model_index threadIdx{0, 0, 0}, blockIdx{0, 0, 0}, blockDim{1, 1, 1}, gridDim{1, 1, 1};
+constexpr model_index threadIdx{0, 0, 0}, blockDim{1, 1, 1};
 
 extern "C" {
+unsigned model_block(void);
+unsigned model_blocks(void);
 uint64_t model_load(const void* p, int acquires);
 void model_store(void* p, uint64_t v);
 uint64_t model_add(void* p, uint64_t v);
 void model_fence(void);
 [[noreturn]] void model_unknown(void);
 }
+
+#define blockIdx (model_index{model_block(), 0, 0})
+#define gridDim (model_index{model_blocks(), 1, 1})
 
 namespace gds {
 
@@ -61,7 +66,14 @@ GDS_DEVICE void store_relaxed_sys(u64* p, u64 v) { model_store(p, v); }
 GDS_DEVICE void store_relaxed_sys(u32*, u32) { model_unknown(); }
 GDS_DEVICE void fence_sys() { model_fence(); }
 GDS_DEVICE void fence_gpu() { model_fence(); }
-// Of messages that several blocks share: no model has them.
+GDS_DEVICE void add_relaxed_sys(u64* p, u64 v) { model_add(p, v); }
+
+GDS_DEVICE void add_release_gpu(u64* p, u64 v) {
+    model_fence();
+    model_add(p, v);
+}
+
+// Of the general receive, of graphs and of steps by several blocks: no model has them.
 GDS_DEVICE u32 add_acq_rel_gpu(u32*, u32) { model_unknown(); }
 
 GDS_DEVICE void store_release_sys(u64* p, u64 v) {

@@ -42,6 +42,8 @@ pub struct Memory {
     defect: Defect,
     /// By thread: the kernel that it runs.
     kernels: RefCell<BTreeMap<String, &'static str>>,
+    /// By thread: the block that it runs, and the number of blocks of the launch; by default 0 of 1.
+    blocks: RefCell<BTreeMap<String, (u32, u32)>>,
     /// By thread and word: the value of the last load.
     seen: RefCell<BTreeMap<(String, usize), u64>>,
 }
@@ -71,6 +73,7 @@ impl Memory {
             bytes: (0..SHARED).map(|_| UnsafeCell::new(())).collect(),
             defect,
             kernels: RefCell::default(),
+            blocks: RefCell::default(),
             seen: RefCell::default(),
         });
         CURRENT.set(Some(Rc::clone(&memory)));
@@ -180,6 +183,22 @@ extern "C-unwind" fn model_fence() {
     }
 }
 
+/// The block that the thread of the model runs, and the number of blocks of its launch.
+fn block() -> (u32, u32) {
+    let of_thread = current().blocks.borrow().get(&thread()).copied();
+    of_thread.unwrap_or((0, 1))
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn model_block() -> u32 {
+    block().0
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn model_blocks() -> u32 {
+    block().1
+}
+
 #[unsafe(no_mangle)]
 extern "C-unwind" fn model_unknown() -> ! {
     unreachable!("a kernel executes what no model has");
@@ -245,6 +264,13 @@ macro_rules! kernels {
             pub struct $name { $(pub $field: $type),* }
 
             impl $name {
+                /// Runs a block of a launch of the kernel as a thread of the model.
+                pub fn run_block(&self, block: u32, blocks: u32) {
+                    current().blocks.borrow_mut().insert(thread(), (block, blocks));
+                    self.run();
+                    current().blocks.borrow_mut().remove(&thread());
+                }
+
                 /// Runs the kernel as a thread of the model.
                 pub fn run(&self) {
                     let name = stringify!($name);
@@ -284,7 +310,7 @@ kernels! {
     Take model_mp_take {
         word: u64, payload: u64, consumed: u64, result: u64, error: u64, capacity: u64,
         staging: u64, flagged: u64, long_room: u64, long_len: u64, credit: u64, ended: u64,
-        value: u64, count: u64, mark: u64, marked: u64, slot: u32, shares: u32, segments: u32, waits: u32, number: u64,
+        value: u64, before: u64, count: u64, mark: u64, marked: u64, slot: u32, shares: u32, segments: u32, waits: u32, number: u64,
         segment: [u64; 2]
     }
     /// Writes a message into the memory of its receive.
@@ -381,4 +407,4 @@ const LAYOUT: [usize; 4] = [
     size_of::<Direct>(),
     size_of::<Name>(),
 ];
-const _: () = assert!(LAYOUT[0] == 96 && LAYOUT[1] == 168 && LAYOUT[2] == 160 && LAYOUT[3] == 56);
+const _: () = assert!(LAYOUT[0] == 96 && LAYOUT[1] == 176 && LAYOUT[2] == 160 && LAYOUT[3] == 56);

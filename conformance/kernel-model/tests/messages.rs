@@ -179,6 +179,60 @@ fn end_of_a_receive_needs_its_fence_and_an_acquire() {
     end(Defect::NoAcquire);
 }
 
+/// Two blocks take a message in from a long room, and another stream finds the end. `known`: the library knows the
+/// words before.
+fn shared(defect: Defect, known: bool) {
+    model(defect, move |memory| {
+        // The words of the receive before, of another length, and the message in its lines.
+        let before = [VALUE + (1 << 37) + 5, (NUMBERS[1] - 16) << 6];
+        memory.store(ENDED, before[0]);
+        memory.store(CREDIT, before[1]);
+        let [low, high] = [NUMBERS[1] as u32, (NUMBERS[1] >> 32) as u32];
+        let line = |data: u32| u64::from(low) << 32 | u64::from(data);
+        memory.store(ROOM, line(1 << 30 | LEN as u32));
+        memory.store(ROOM + 1, line(high));
+        for (i, half) in payload(1).into_iter().enumerate() {
+            memory.store(PLACE + 2 * i, line(half as u32));
+            memory.store(PLACE + 2 * i + 1, line((half >> 32) as u32));
+        }
+        let value = 2 * VALUE;
+        let take = Take {
+            consumed: if known { before[1] } else { u64::MAX },
+            before: if known { before[0] } else { u64::MAX },
+            long_room: memory.addr(PLACE),
+            long_len: 2 * LEN,
+            slot: 8,
+            shares: 2,
+            value,
+            ..take(memory, 1)
+        };
+        let blocks = [0, 1].map(|block| thread::spawn(move || take.run_block(block, 2)));
+        if memory.has_reached(ENDED, value) {
+            assert_eq!(read(memory, INTO + 2), payload(1));
+        }
+        blocks.into_iter().for_each(|block| block.join().unwrap());
+        assert!(
+            memory.has_reached(ENDED, value + LEN) && !memory.has_reached(ENDED, value + LEN + 1)
+        );
+        assert!(
+            memory.has_reached(CREDIT, NUMBERS[1] << 6)
+                && !memory.has_reached(CREDIT, (NUMBERS[1] << 6) + 1)
+        );
+    });
+}
+
+#[test]
+fn blocks_end_a_receive_without_an_answer_from_each_other() {
+    shared(Defect::None, true);
+    shared(Defect::None, false);
+}
+
+#[test]
+fn end_of_blocks_needs_its_fence_and_an_acquire() {
+    shared(Defect::NoFence("Take"), true);
+    shared(Defect::NoAcquire, true);
+}
+
 /// The receive is named to the kernel of the sender, which copies into its memory.
 fn direct(defect: Defect) {
     model(defect, |memory| {

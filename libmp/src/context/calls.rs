@@ -429,7 +429,7 @@ impl Context {
 
     /// Makes `stream` wait until all requests have ended, as [`Request::wait_on`] does for one. The
     /// requests may have different peers, tags and streams. All waits are one submission, however
-    /// many requests there are, and the messages are taken in behind the last of them: up to 24 by
+    /// many requests there are, and the messages are taken in behind the last of them: up to 23 by
     /// one kernel, and each message of several segments or strided pieces by kernels of its own.
     /// [Zero-SM messages](Context#zero-sm-messages) are waited for one after the other, in front of the
     /// others.

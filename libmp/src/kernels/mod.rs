@@ -32,7 +32,7 @@ pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
     Await, Credit, Direct, End, Flag, IN_HOST, LATER, MOST_CHUNKS, Moves, Name, POLLS, PUTS, Patch,
     Pieces, Puts, ReadyWord, ReadyWords, Relay, ReplayCopy, ReplayPlace, ReplayTake, ReplayWrite,
-    Rooms, SEGMENTS, Segment, Stamp, StepGate, StepPart, StepParts, Unpack,
+    Rooms, SEGMENTS, Segment, Stamp, StepGate, StepPart, StepParts, UNKNOWN, Unpack,
 };
 pub(crate) use tasks::{DIRECTS, FLAGS, NAMES, PUT_TASKS, Polls, STAMPS, UNPACKS};
 
@@ -44,10 +44,10 @@ pub(crate) struct Kernels {
     unpack_1: Kernel,
     unpack_30: Kernel,
     unpack_all_8: Kernel,
-    unpack_all_24: Kernel,
+    unpack_all_23: Kernel,
     take: Kernel,
     take_all_8: Kernel,
-    take_all_24: Kernel,
+    take_all_23: Kernel,
     stamp_1: Kernel,
     stamp_16: Kernel,
     stamp_all_8: Kernel,
@@ -109,10 +109,10 @@ impl Kernels {
             unpack_1: kernel("mp_unpack_1")?,
             unpack_30: kernel("mp_unpack_30")?,
             unpack_all_8: kernel("mp_unpack_all_8")?,
-            unpack_all_24: kernel("mp_unpack_all_24")?,
+            unpack_all_23: kernel("mp_unpack_all_23")?,
             take: kernel("mp_take")?,
             take_all_8: kernel("mp_take_all_8")?,
-            take_all_24: kernel("mp_take_all_24")?,
+            take_all_23: kernel("mp_take_all_23")?,
             stamp_1: kernel("mp_stamp_1")?,
             stamp_16: kernel("mp_stamp_16")?,
             stamp_all_8: kernel("mp_stamp_all_8")?,

@@ -33,8 +33,9 @@ pub(crate) struct Unpack<const N: usize> {
     pub word: u64,
     /// The payload of an EAGER message: `slot` bytes of any alignment; see `waits`.
     pub payload: u64,
-    /// The 64-bit word that acknowledges the message: TAKEN, TOO_LONG, or FAILED with the status.
-    /// Stored when the payload has been copied.
+    /// Without `ended`: the address of the 64-bit word that acknowledges the message: TAKEN, TOO_LONG, or FAILED
+    /// with the status. Stored when the payload has been copied. With `ended`: the value of the word at `credit`
+    /// before, or [`UNKNOWN`].
     pub consumed: u64,
     /// The request's result, of 64 bits, status << 48 | length. Stored when the payload has been
     /// copied; for a failure it is stored last.
@@ -52,17 +53,20 @@ pub(crate) struct Unpack<const N: usize> {
     pub long_room: u64,
     /// See `long_room`.
     pub long_len: u64,
-    /// A 64-bit word in device memory, which kernels of the sender read: set to `number` once the
-    /// payload was read; or 0. Either this word or `consumed` is the credit of the message.
+    /// A 64-bit word in device memory, which kernels of the sender read: set to the credit for `number`
+    /// ([`word::credit`](crate::wire::word::credit)) once the payload was read; or 0. With `ended`, this word is
+    /// the credit of the message, else that at `consumed`. Not 0 if `ended` and `flagged` are not.
     pub credit: u64,
     /// Two 64-bit words in device memory, or 0. The second one gets the request's result, and behind it the
-    /// first one gets `value`, to which the length is added for a success. A success is stored here alone; a
-    /// failure is stored in `result` first, and nothing in `consumed`.
+    /// first one gets `value`, to which the length is added, unless the first block found the receive failed. A
+    /// success is stored here alone; a failure is stored in `result` first, and nothing in `consumed`.
     pub ended: u64,
-    /// See `ended`: the low 44 bits are 0.
+    /// See `ended`, and [`word::ended`](crate::wire::word::ended).
     pub value: u64,
-    /// A 32-bit word in device memory that counts the shares that are done: 0 before and after. Not used if
-    /// one block takes all shares.
+    /// The value of the first word at `ended` before, or [`UNKNOWN`].
+    pub before: u64,
+    /// A 32-bit word in device memory that counts the shares that are done: 0 before and after. Not used by
+    /// the kernel of the usual message, or if one block takes all shares.
     pub count: u64,
     /// A 64-bit word, or 0. The kernel stores `marked` there when the earlier work of the stream
     /// has ended, before it waits. Only the kernel of the usual message does.
@@ -94,6 +98,9 @@ impl<const N: usize> Unpack<N> {
         polls && self.segments <= 1 && self.ended != 0
     }
 }
+
+/// See [`Unpack::consumed`] and [`Unpack::before`].
+pub(crate) const UNKNOWN: u64 = u64::MAX;
 
 /// Bits of [`Unpack::waits`].
 pub(crate) const POLLS: u32 = 1;
@@ -165,7 +172,7 @@ pub(crate) struct Stamp<const N: usize> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Immutable, IntoBytes)]
 #[repr(C)]
 pub(crate) struct Credit {
-    /// A 64-bit word in device memory of the receiver that a kernel there sets to the number of the
+    /// A 64-bit word in device memory of the receiver that a kernel there sets to the credit for the
     /// message that it has taken in the slot; or 0. It is one of 16 words, at an address that is a multiple
     /// of their bytes.
     pub credit: u64,
@@ -607,11 +614,12 @@ impl Direct {
     }
 }
 
-layout!(Unpack { 152 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
+layout!(Unpack { 160 + 16 * N }, Stamp { 96 + 40 * N }, Puts { 32 + 8 * N });
 
-const _: () = assert!(size_of::<Unpack<1>>() == 168 && size_of::<Unpack<SEGMENTS>>() == 632);
+const _: () = assert!(size_of::<Unpack<1>>() == 176 && size_of::<Unpack<SEGMENTS>>() == 640);
 const _: () = assert!(size_of::<Puts<PUTS>>() == 64);
 const _: () = assert!(size_of::<Flag>() == 96 && align_of::<Flag>() == 8);
+const _: () = assert!(Flag::MOST_SHARES < 1 << crate::wire::word::COUNT_BITS);
 const _: () = assert!(size_of::<Direct>() == 160 && align_of::<Direct>() == 8);
 const _: () =
     assert!(size_of::<Name>() == 56 && size_of::<Relay>() == 40 && size_of::<Await>() == 40);

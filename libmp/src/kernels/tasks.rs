@@ -85,8 +85,8 @@ impl Kernels {
     ) -> Result<()> {
         let tasks = tasks.inspect(|task| debug_assert!(task.segments <= 1));
         let kernels = match tasks.clone().all(Unpack::is_usual) {
-            true => [&self.take, &self.take_all_8, &self.take_all_24],
-            false => [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_24],
+            true => [&self.take, &self.take_all_8, &self.take_all_23],
+            false => [&self.unpack_1, &self.unpack_all_8, &self.unpack_all_23],
         };
         let polled = tasks.clone().filter(|task| task.waits & POLLS != 0);
         let threads = polled.map(|task| self.taking(task).block[0]).max();

@@ -13,6 +13,7 @@ use super::fault::Fault;
 use super::one_sided::{Releases, SignalWait};
 use super::step::Step;
 use crate::error::{Error, Kind, Result};
+use crate::kernels::UNKNOWN;
 use crate::mutant::{Mutant, on};
 use crate::path::{Copier, Report};
 use crate::wire::word;
@@ -42,6 +43,21 @@ struct Ends {
     words: [Report; 2],
     /// The number of receives that used them.
     uses: u32,
+    /// The value of the first one between two receives, or [`UNKNOWN`].
+    now: u64,
+    /// Blocks of a kernel may still add to the first one: the next receive uses other words.
+    retired: bool,
+}
+
+impl Ends {
+    fn new(words: &[Report; 2]) -> Ends {
+        Ends {
+            words: words.clone(),
+            uses: 0,
+            now: 0,
+            retired: false,
+        }
+    }
 }
 
 /// The word of [`Ends`] that the kernel stores last, and its value at the end.
@@ -50,6 +66,8 @@ pub(crate) struct InDevice {
     pub word: Word64,
     /// See `word`.
     pub value: u64,
+    /// The value of `word` before, or [`UNKNOWN`].
+    pub before: u64,
 }
 
 /// Clears the word of a released entry for the next request. A store wakes devices, so it is done
@@ -224,21 +242,43 @@ impl Table {
         }
         if self.reports[chunk].is_empty() {
             let all = copier.reports(2 * CHUNK)?;
-            let ends = all.as_chunks().0.iter().map(|words| Ends {
-                words: words.clone(),
-                uses: 0,
-            });
-            self.reports[chunk] = ends.collect();
+            self.reports[chunk] = all.as_chunks().0.iter().map(Ends::new).collect();
         }
         let ends = &mut self.reports[chunk][at];
+        if ends.retired
+            && let Some(words) = copier.reports(2)?.first_chunk()
+        {
+            *ends = Ends::new(words);
+        }
         ends.uses = ends.uses.wrapping_add(1);
         let value = word::ended(ends.uses - u32::from(on(Mutant::StaleEnd)));
         // The kernel also stores to the next word: `Copier::reports` returns words in a row.
         let word = ends.words[0].word().clone();
+        let before = std::mem::replace(&mut ends.now, UNKNOWN);
         if let Some(receive) = self.receive_mut(key) {
             receive.ended = Some(value);
         }
-        Ok(InDevice { word, value })
+        Ok(InDevice {
+            word,
+            value,
+            before,
+        })
+    }
+
+    /// Notes the value with which a kernel has ended a receive, or retires the words of a receive that the library
+    /// ends.
+    pub fn note_end(&mut self, key: RequestKey) {
+        let Some(([ended, _], value)) = self.report(key) else {
+            return;
+        };
+        let now = ended.load();
+        let (chunk, at) = place(key);
+        let ends = &mut self.reports[chunk][at];
+        match now.wrapping_sub(value) <= word::MAX_LEN {
+            true if on(Mutant::ForgottenLength) => ends.now = value,
+            true => ends.now = now,
+            false => ends.retired = true,
+        }
     }
 
     /// Takes back [`Table::make_report`]: no kernel stores there. The word must not fall behind by more uses
@@ -278,27 +318,22 @@ impl Table {
 
     /// The result that a kernel stored for the request; `None` if there is none yet.
     pub fn result(&self, key: RequestKey) -> Option<(Status, u64)> {
-        // A kernel that ends a receive with a failure stores it in host memory first.
-        let report = self.report(key).and_then(|([ended, _], value)| {
-            let len = ended.load().wrapping_sub(value);
-            (len <= word::MAX_LEN).then_some((Status::SUCCESS, len))
-        });
-        word::parse_result(self.result_word(key).load().unwrap_or(0)).or(report)
+        let in_host = || word::parse_result(self.result_word(key).load().unwrap_or(0));
+        let Some(([ended, _], value)) = self.report(key) else {
+            return in_host();
+        };
+        // A kernel that ends a receive with a failure stores it in host memory first, by any of its blocks. The other
+        // ones may still use the receive until all of them have added to the word in device memory.
+        let len = ended.load().wrapping_sub(value);
+        let success = (Status::SUCCESS, len);
+        (len <= word::MAX_LEN).then(|| in_host().unwrap_or(success))
     }
 
-    /// Stores how a request ended.
+    /// Stores how a request ended. Only kernels store to the words in device memory: no stream waits for those of a
+    /// receive that the library ends.
     pub fn set_result(&self, key: RequestKey, status: Status, len: u64) {
-        let result = word::result(status, len);
         // Pinned memory, which the CPU reaches: it cannot fail.
-        let _ = self.result_word(key).store(result);
-        if let Some(([ended, own], value)) = self.report(key)
-            && let Err(e) = own
-                .word()
-                .store(result)
-                .and_then(|()| ended.word().store(value))
-        {
-            tracing::debug!(target: "mp", "a stream may wait for a request that has ended: {e}");
-        }
+        let _ = self.result_word(key).store(word::result(status, len));
     }
 
     /// The address of the word that holds the result, for kernels behind a wait.
@@ -328,6 +363,36 @@ mod tests {
     use super::*;
     use crate::request::entry::{Common, Incoming};
 
+    /// A block of a kernel has stored a failure, and another one uses the receive still. The words of a receive that
+    /// the library ends are not used again.
+    #[test]
+    fn receive_ends_with_its_last_block() {
+        let gpu = Gpu::soft().unwrap();
+        let copier = Copier::new(&gpu, None, false);
+        let mut table = Table::new();
+        table.reserve(&gpu).unwrap();
+        let receive = Entry {
+            common: Common::new(1, 2, &[]),
+            operation: Operation::Receive(Incoming::default()),
+        };
+        let key = table.put(receive);
+        let report = table.make_report(key, &copier).unwrap();
+        assert_eq!(report.before, 0);
+        table.set_result(key, Status::TRUNCATED, 9);
+        report.word.store(report.value - 1).unwrap();
+        assert_eq!(table.result(key), None);
+        report.word.store(report.value).unwrap();
+        assert_eq!(table.result(key), Some((Status::TRUNCATED, 9)));
+        table.note_end(key);
+        let next = table.make_report(key, &copier).unwrap();
+        assert_eq!(next.before, report.value);
+        assert_eq!(next.word.addr().0, report.word.addr().0);
+        table.note_end(key);
+        let other = table.make_report(key, &copier).unwrap();
+        assert_ne!(other.word.addr().0, report.word.addr().0);
+        assert_eq!((other.before, other.value), (0, word::ended(1)));
+    }
+
     #[test]
     fn refused_claims_do_not_use_up_the_values_of_a_report() {
         let gpu = Gpu::soft().unwrap();
@@ -347,6 +412,6 @@ mod tests {
         table.withdraw_report(key);
         assert_eq!(table.end_word(key).1, 1, "no kernel stores in the report");
         assert_eq!(make(&mut table), first);
-        assert_eq!(make(&mut table), first + word::ended(1));
+        assert_eq!([first, make(&mut table)], [1, 2].map(word::ended));
     }
 }

@@ -90,6 +90,11 @@ impl Engine {
         };
         let before = (posted.as_ref(), mark);
         let claimed = self.enqueue_claim(state, key, stream, kernels, before, report.as_ref());
+        if claimed.is_err()
+            && let Ok((common, _, channel, _)) = state.incoming(key)
+        {
+            channel.forget_credit(common.number);
+        }
         if let Err(Refusal { error, torn: false }) = claimed {
             state.requests.withdraw_report(key);
             if let Some(mark) = mark {
@@ -139,7 +144,7 @@ impl Engine {
         let words = self.result_words(common, receive, result);
         let passed = match report {
             Some(report) => (&report.word, report.value),
-            None => (channel.taken(number), word::threshold(number)),
+            None => (&channel.taken(number).clone(), word::threshold(number)),
         };
         let mut list = List::<3>::new();
         if let Some((word, count)) = posted {
@@ -269,11 +274,12 @@ pub(super) fn poster_of(state: &State, key: RequestKey) -> Option<u64> {
 }
 
 /// The parameters of the kernel of a receive: `words` are the word for its result and the context's
-/// error word.
+/// error word. With `report`, notes the credit that the kernel returns; if it is not enqueued, call
+/// [`RecvChannel::forget_credit`].
 #[inline]
 pub(super) fn unpack<const N: usize>(
     kernels: &Kernels,
-    channel: &RecvChannel,
+    channel: &mut RecvChannel,
     common: &Common,
     receive: &Incoming,
     words: [u64; 2],
@@ -300,6 +306,12 @@ pub(super) fn unpack<const N: usize>(
     let bits = later | if polls { POLLS } else { 0 } | if host { IN_HOST } else { 0 };
     let (long_room, long_len, count) = channel.long_room(number);
     let addr = |word: &Word64| word.addr().0;
+    // The word `consumed` is the credit of any other receive: once the sender has the credit, the next message
+    // of the slot may come, and a later store of this kernel could land over its word.
+    let (credit, consumed) = match report {
+        Some(_) => (channel.credit_addr(number), channel.expect_credit(number)),
+        None => (0, addr(channel.taken(number))),
+    };
     let slot = channel.shape.room() as u32;
     // A longer message is copied to the receive, and more blocks that poll would slow the copy.
     let wide = segments.len() <= 1 && common.len > slot.into() && common.len <= long_len;
@@ -310,7 +322,7 @@ pub(super) fn unpack<const N: usize>(
     Unpack {
         word: channel.word(number, common.large).addr().0,
         payload,
-        consumed: channel.taken(number).addr().0,
+        consumed,
         result: words[0],
         error: words[1],
         capacity: common.len,
@@ -318,11 +330,10 @@ pub(super) fn unpack<const N: usize>(
         flagged: channel.flagged_addr(number),
         long_room,
         long_len,
-        // The word `consumed` is the credit of any other receive: once the sender has the credit, the next message
-        // of the slot may come, and a later store of this kernel could land over its word.
-        credit: report.map_or(0, |_| channel.credit_addr(number)),
+        credit,
         ended: report.map_or(0, |report| addr(&report.word)),
         value: report.map_or(0, |report| report.value),
+        before: report.map_or(0, |report| report.before),
         count,
         mark: 0,
         marked: 0,

@@ -40,6 +40,7 @@ impl Engine {
         if state.requests.get(key).is_some_and(looked_at) && state.requests.result(key).is_none() {
             state.requests.set_result(key, status, len);
         }
+        state.requests.note_end(key);
         let Some(entry) = state.requests.get_mut(key) else {
             return;
         };

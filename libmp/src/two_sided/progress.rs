@@ -406,6 +406,10 @@ impl Engine {
 
     /// Ends all requests that can end now.
     pub(crate) fn advance_all(&self, state: &mut State) {
+        if self.paths.maps() && self.error.load().unwrap_or(0) != 0 {
+            // Behind a stream that has passed a failed receive, the end of this receive is found now.
+            self.paths.copier().read_reports();
+        }
         let mut keys = std::mem::take(&mut state.keys);
         state.requests.to_advance(&mut keys);
         for key in &keys {

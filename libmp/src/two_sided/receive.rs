@@ -313,8 +313,14 @@ impl Engine {
             Err(e) if e.kind() == Kind::QueueFull => false,
             Err(e) => {
                 tracing::warn!(target: "mp", "rank {}: {e}", self.rank);
+                receive.unadvertised = false;
+                let claimed = matches!(receive.state, ReceiveState::Claimed(_));
                 let status = e.status().unwrap_or(Status::LOCAL_QP_OPERATION);
-                self.finish(state, key, status, 0);
+                match claimed {
+                    // The background work releases the stream that waits for the message.
+                    true => self.give_up_for(state, key, status, e.to_string()),
+                    false => self.finish(state, key, status, 0),
+                }
                 true
             }
         }

@@ -22,6 +22,7 @@ use crate::wire::word::{self, WordKind};
 
 /// Maximum number of bytes of a message of one segment; a message of several segments uses one put.
 const MAX_MESSAGE: u64 = MOST_CHUNKS as u64 * MOST_BYTES;
+const _: () = assert!(MAX_MESSAGE < word::TURN);
 
 pub(super) const PREPARE: &str = "prepare send";
 

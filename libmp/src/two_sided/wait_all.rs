@@ -194,6 +194,11 @@ impl Engine {
                 withdraw_mark(state, stream, mark, unmarked);
             }
             for claim in &waits.claims {
+                let peer = state.peers.get_mut(claim.of.at.rank);
+                let channel = peer.and_then(|peer| peer.channels.recvs.get_mut(&claim.of.tag));
+                if let Some(channel) = channel {
+                    channel.forget_credit(claim.of.number);
+                }
                 if let Some(receive) = state.requests.receive_mut(claim.key)
                     && receive.state == ReceiveState::Claimed(stream.id())
                 {

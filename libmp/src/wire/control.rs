@@ -9,7 +9,7 @@ use super::agree::Note;
 use super::record::Record;
 
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 16;
+pub const VERSION: u16 = 17;
 
 /// The layout of a channel; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

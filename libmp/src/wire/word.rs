@@ -92,10 +92,22 @@ pub fn failure(len: u64) -> Status {
     }
 }
 
-/// The value of a word in device memory whose `uses`-th user has ended with a length of 0: the length is
-/// added. It is cyclically greater than those of the users before.
+/// The value of a word in device memory after its `uses`-th receive, of 0 bytes. It is cyclically greater than those of
+/// the receives before. Bits 0 to 36 are for the length, bit 37 is [`TURN`], bits 38 to 43 count shares
+/// (`device/mp_unpack.hpp`) and are 0 between two receives, and the bits from 44 on count the receives.
 pub fn ended(uses: u32) -> u64 {
-    u64::from(uses) << LEN_BITS
+    (u64::from(uses) << LEN_BITS) | (u64::from(uses % 2) * TURN)
+}
+
+/// The bits that count shares.
+pub const COUNT_BITS: u32 = 6;
+
+/// A bit of [`ended`] that differs from that of the receive before. It is above any length.
+pub const TURN: u64 = 1 << (LEN_BITS - COUNT_BITS - 1);
+
+/// The credit for message `number` in device memory. The lower bits count shares, as those of [`ended`].
+pub fn credit(number: u64) -> u64 {
+    number << COUNT_BITS
 }
 
 /// Decodes a result word; `None` if it is 0.

@@ -85,8 +85,9 @@ impl Plan {
     }
 }
 
-fn ended(request: Request) {
-    request.wait(LIMIT).expect("the request ends");
+/// Waits for the end of a message, and returns its length.
+fn ended(request: Request) -> u64 {
+    request.wait(LIMIT).expect("the request ends").len
 }
 
 fn sends(rank: &Rank, member: Member, plan: &Plan) {
@@ -114,7 +115,8 @@ fn sends(rank: &Rank, member: Member, plan: &Plan) {
     let first = send(TAGS[0]);
     ended(ctx.irecv(1, TAGS[2], &small).expect("posted"));
     let second = send(TAGS[1]);
-    [first, second].into_iter().for_each(ended);
+    ended(first);
+    ended(second);
     drop((memory, small));
     member.leave();
 }
@@ -134,7 +136,7 @@ fn receives(rank: &Rank, member: Member, plan: &Plan) {
         };
         let receives: Vec<Request> = memory.iter().map(recv).collect();
         for (n, (recv, memory)) in receives.into_iter().zip(&memory).enumerate() {
-            ended(recv);
+            assert_eq!(ended(recv), len as u64, "round {round}, message {n}");
             let mut got = vec![0; len];
             memory.read(0, &mut got).expect("read");
             let bytes = plan.bytes(round, n);

@@ -7,9 +7,9 @@ mod names;
 
 use super::flag::{
     self as flagged, CREDIT, FROM, LONG_LEN, NUMBER, REPORT, REPORTED, ROOM, SLOT, bytes,
-    lay_out_words, line, read, read_by, received, scattered, slot,
+    lay_out_words, line, not_ended, read, read_by, received, run_to_end, scattered, slot,
 };
-use super::unpack::{COUNT, MEMORY, WORD, in_device};
+use super::unpack::{COUNT, ENDED, MEMORY, WORD, in_device};
 use super::*;
 use crate::wire::flag;
 use crate::wire::record::Place;
@@ -225,7 +225,7 @@ fn answer_of_the_receiver_ends_the_send() {
                 waits(&bench);
             }
             if when == When::Announced {
-                bench.store64(CREDIT, BEFORE);
+                bench.store64(CREDIT, credit_of(BEFORE));
                 bench.put64(WORD, word(NUMBER, ANNOUNCE, len as u64));
                 waits(&bench);
             }
@@ -470,7 +470,7 @@ fn messages_near_wraps_are_copied() {
             let blocks = send(&mut bench, &other, &message, 2);
             assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
             bench.check(&what);
-            bench.store64(CREDIT, number.wrapping_sub(16));
+            bench.store64(CREDIT, credit_of(number.wrapping_sub(16)));
             assert!(!bench.runs_within(Duration::from_millis(1)), "{what}");
             // The receiver does not take the announcement of a message that it waits for.
             bench.store64(INFO, to);

@@ -9,6 +9,7 @@ use super::unpack::{
 };
 use super::*;
 use crate::wire::flag;
+use crate::wire::word::TURN;
 
 /// Offsets in the bench's memory.
 pub(super) const REPORT: usize = 0x48;
@@ -77,9 +78,10 @@ pub(super) fn lay_out_words(bench: &mut Bench, number: u64) {
     bench.put64(RESULT, 0);
     bench.put32(ERROR, 0);
     bench.put64(REPORT, REPORTED);
-    bench.put64(CREDIT, old.wrapping_sub(16));
+    bench.put64(CREDIT, credit_of(old.wrapping_sub(16)));
     bench.put64(CREDIT_OF_HOST, word(old.wrapping_sub(16), TAKEN, 0));
-    bench.put64(ENDED, VALUE - 5);
+    // Of the receive before, of 5 bytes.
+    bench.put64(ENDED, (6 << 44) + 5);
     bench.put64(DEVICE_RESULT, 77);
     bench.put32(COUNT, 0);
     bench.put(ROOM, &flag::before(number, flag::size(SLOT)));
@@ -219,6 +221,23 @@ pub(super) fn read_by<const N: usize>(
     shares
 }
 
+/// Runs the stream. If the receive ends in device memory, its blocks store nothing behind the end.
+pub(super) fn run_to_end(bench: &Bench, device: bool, what: &str) {
+    let mut ended = || bench.read64(ENDED).wrapping_sub(VALUE) < TURN;
+    assert!(!device || bench.sim.host().wait_until(None, &mut ended));
+    let at_end = bench.bytes();
+    bench.run();
+    assert!(!device || bench.bytes() == at_end, "{what}");
+}
+
+/// Neither word of a receive that has not ended in device memory shows its end.
+pub(super) fn not_ended(bench: &Bench, what: &str) {
+    for (at, end) in [(CREDIT, credit_of(NUMBER)), (ENDED, VALUE)] {
+        let missing = end.wrapping_sub(bench.read64(at)) as i64;
+        assert!(missing > 0, "{what}: {at:#x}, {missing}");
+    }
+}
+
 /// Puts the words of a receive of message `number` into the image.
 pub(super) fn received(bench: &mut Bench, number: u64, (status, len): (Status, u64), device: bool) {
     let kind = match status {
@@ -232,7 +251,7 @@ pub(super) fn received(bench: &mut Bench, number: u64, (status, len): (Status, u
         0
     };
     let ends = (status, len, word(number, kind, told));
-    bench.put64(CREDIT, number);
+    bench.put64(CREDIT, credit_of(number));
     match device {
         true => ended_in_device(bench, ends, true),
         false => ended(bench, ends, true),
@@ -343,15 +362,22 @@ fn credited(
 }
 
 /// The credits of a message in a slot whose message before is `before`, and whether it is then written.
-fn credits(before: u64) -> [(usize, u64, Option<bool>); 13] {
+fn credits(before: u64) -> [(usize, u64, Option<bool>); 16] {
     let host = |number: u64, kind, len, free| (CREDIT_OF_HOST, word(number, kind, len), free);
-    let device = |ahead: u64, free| (CREDIT, before.wrapping_add(ahead), free);
+    let device = |ahead: u64, blocks: u64, free| {
+        let credit = credit_of(before.wrapping_add(ahead));
+        (CREDIT, credit.wrapping_add(blocks), free)
+    };
     [
-        device(0, Some(true)),
-        device(16, Some(true)),
-        device(0_u64.wrapping_sub(16), None),
-        device(u64::MAX, None),
-        device(1 << 63, None),
+        device(0, 0, Some(true)),
+        device(16, 0, Some(true)),
+        device(0_u64.wrapping_sub(16), 0, None),
+        device(u64::MAX, 0, None),
+        device(1 << 57, 0, None),
+        // Some blocks of the receiver have not returned it, or all but the first one have.
+        device(0, u64::MAX, None),
+        device(0, 0_u64.wrapping_sub(31), None),
+        device(0_u64.wrapping_sub(16), 31, None),
         host(before, TAKEN, 0, Some(true)),
         host(before.wrapping_add(1), TAKEN, 0, Some(true)),
         host(before.wrapping_add(16), TOO_LONG, 0, Some(true)),
@@ -361,7 +387,7 @@ fn credits(before: u64) -> [(usize, u64, Option<bool>); 13] {
         // The peer is lost.
         host(before.wrapping_add(17), FAILED, 13, Some(false)),
         host(before.wrapping_add(1), FAILED, 13, Some(false)),
-        device((1 << 63) - 1, Some(true)),
+        device((1 << 57) - 1, 0, Some(true)),
     ]
 }
 
@@ -410,7 +436,7 @@ fn message_waits_for_the_words_that_it_has() {
     };
     let stream = bench.stream.clone();
     write(&bench, &stream, &message, 1);
-    bench.store64(CREDIT, NUMBER);
+    bench.store64(CREDIT, credit_of(NUMBER));
     assert!(!bench.runs_within(Duration::from_millis(1)));
     bench.store64(CREDIT_OF_HOST, word(NUMBER - 16, TAKEN, 0));
     bench.run();

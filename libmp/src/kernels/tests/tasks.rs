@@ -203,7 +203,6 @@ const LOST: usize = 0x30;
 const SENT: usize = 0x38;
 const SEND_ERROR: usize = 0x44;
 const PLACE: usize = 0x50;
-const TOLD: usize = 0x80;
 const COUNT: usize = 0x88;
 const TAKE_ERROR: usize = 0x8c;
 const FROM: usize = 0x100;
@@ -218,7 +217,7 @@ fn send(bench: &mut Bench, i: usize) -> Credit {
     let before = number(i) - 16;
     bench.base = SEND_STEP * i;
     bench.put64(REPORT, 0);
-    bench.put64(CREDIT, before);
+    bench.put64(CREDIT, credit_of(before));
     bench.put64(TAKEN_WORD, word(before - 16, TAKEN, 0));
     bench.put64(READY_WORD, word(before, READY, 9));
     bench.put64(LOST, 0);
@@ -264,7 +263,7 @@ fn each_message_of_a_launch_is_written_to_its_own_room() {
             for i in 0..count {
                 let slot = send(&mut bench, i);
                 if i % 5 == 4 {
-                    bench.put64(CREDIT, number(i) - 32);
+                    bench.put64(CREDIT, credit_of(number(i) - 32));
                     bench.put64(TAKEN_WORD, word(number(i) - 15, FAILED, 13));
                 }
                 params.push(Flag {
@@ -391,9 +390,15 @@ fn each_message_in_the_rooms_of_a_launch_is_taken_in() {
                 } else {
                     lines(&mut bench, i, [&[LEN as u64, 0], &rest[..]].concat());
                 }
+                // The library knows the values before, or not.
+                let before = match i % 4 {
+                    0 | 1 => [CREDIT, TAKEN_WORD].map(|at| bench.image_word(at)),
+                    _ => [UNKNOWN; 2],
+                };
                 params.push(Unpack {
                     word: bench.addr(0),
-                    consumed: bench.addr(TOLD),
+                    consumed: before[0],
+                    before: before[1],
                     result: bench.addr(SENT),
                     error: bench.addr(TAKE_ERROR),
                     flagged: bench.addr(SLOT),
@@ -440,7 +445,7 @@ fn each_message_in_the_rooms_of_a_launch_is_taken_in() {
                 bench.base = SEND_STEP * i;
                 let bytes: Vec<u8> = (0..LEN).map(|at| payload(i + at)).collect();
                 bench.put(TO + i % 9, &bytes);
-                bench.put64(CREDIT, number(i));
+                bench.put64(CREDIT, credit_of(number(i)));
                 bench.put64(TAKEN_WORD, 3 << 44 | LEN as u64);
                 bench.put64(READY_WORD, result(Status::SUCCESS, LEN as u64));
             }

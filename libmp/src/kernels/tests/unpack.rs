@@ -12,7 +12,7 @@ pub(super) const ERROR: usize = 0x34;
 /// The words in device memory of a receive that has them, and the number that comes with them.
 pub(super) const ENDED: usize = 0x60;
 pub(super) const DEVICE_RESULT: usize = 0x68;
-pub(super) const VALUE: u64 = 7 << 44;
+pub(super) const VALUE: u64 = 7 << 44 | 1 << 37;
 /// The count of blocks.
 pub(super) const COUNT: usize = 0x70;
 /// Payloads, in the slot and staged, of at most [`MOST`] bytes.
@@ -59,6 +59,7 @@ pub(super) fn receive_into<const N: usize>(
         credit: 0,
         ended: 0,
         value: 0,
+        before: 0,
         count: 0,
         mark: 0,
         marked: 0,
@@ -76,6 +77,8 @@ pub(super) fn in_device<const N: usize>(bench: &Bench, receive: Unpack<N>) -> Un
     Unpack {
         ended: bench.addr(ENDED),
         value: VALUE,
+        before: UNKNOWN,
+        consumed: UNKNOWN,
         ..receive
     }
 }

@@ -169,8 +169,8 @@ impl<S> Channel<S> {
 
     /// Credits before the first message: older than those of all messages in flight.
     fn no_credits(&self) -> Vec<u8> {
-        let old = self.numbers.next().wrapping_sub(2 * WINDOW).to_le_bytes();
-        old.repeat(self.shape.credits_len() / 8)
+        let old = word::credit(self.numbers.next().wrapping_sub(2 * WINDOW));
+        old.to_le_bytes().repeat(self.shape.credits_len() / 8)
     }
 
     fn adopt(&mut self, block: &[Record], len: usize) -> Result<()> {

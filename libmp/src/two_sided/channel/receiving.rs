@@ -9,6 +9,8 @@ use super::{
     store_failure,
 };
 use crate::error::{Error, Kind, Result};
+use crate::kernels::UNKNOWN;
+use crate::mutant::{Mutant, on};
 use crate::path::{Exported, Keys, Path, Paths, Put, Remote, Rights, Span};
 use crate::request::table::{InDevice, RequestKey};
 use crate::wire::control::{RoomsPlace, Shape};
@@ -50,6 +52,8 @@ pub(crate) struct Receiving {
     /// one only when that put is done: words must not overtake each other.
     ready_puts: Vec<Option<(u8, Put)>>,
     pub credits: Credits,
+    /// By slot: the credit in device memory behind the kernels that are enqueued; [`UNKNOWN`] if it is not known.
+    credited: Vec<u64>,
 }
 
 impl RecvChannel {
@@ -75,6 +79,7 @@ impl RecvChannel {
             receives: vec![None; shape.slots()],
             ready_puts: vec![None; shape.slots()],
             credits: Credits::new(shape.slots()),
+            credited: vec![UNKNOWN; shape.slots()],
         };
         Ok(Channel::of(paths.to(peer), shape, mailbox, taken, side))
     }
@@ -227,6 +232,20 @@ impl RecvChannel {
         let at = self.shape.credits_at() + 8 * self.numbers.slot(number);
         let rooms = self.side.flagged.as_ref();
         rooms.map_or(0, |(rooms, _)| rooms.addr(at))
+    }
+
+    /// Notes that a kernel returns the credit for message `number`. Returns that of its slot before.
+    pub fn expect_credit(&mut self, number: u64) -> u64 {
+        let slot = self.numbers.slot(number);
+        let behind =
+            number.wrapping_sub(u64::from(on(Mutant::StaleCredit)) * self.shape.slots() as u64);
+        std::mem::replace(&mut self.side.credited[slot], word::credit(behind))
+    }
+
+    /// The kernel of [`RecvChannel::expect_credit`] may not be enqueued.
+    pub fn forget_credit(&mut self, number: u64) {
+        let slot = self.numbers.slot(number);
+        self.side.credited[slot] = UNKNOWN;
     }
 
     /// Whether the sender looks for the credit of message `number` behind the flagged rooms: the next message of
