@@ -8,9 +8,9 @@ use std::time::Duration;
 use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Collectives, Context, Error, Kind, Op, PathChoice, SendOp};
+use mp::{Collectives, Context, Error, Kind, Memory, Op, PathChoice, SendOp, Slice};
 use sim::gate::Gate;
-use sim::{Death, LIMIT, millis, pair, peer_failed, play, secs};
+use sim::{Death, LIMIT, Rank, millis, pair, peer_failed, play, secs};
 
 const KIND: MemoryKind = MemoryKind::Pinned;
 
@@ -525,6 +525,29 @@ fn dropped_context_releases_waiting_streams() {
     });
 }
 
+/// A contribution of a call that is refused, that of the rank, and the memory of the result, which [`gathered`] checks.
+fn contributions(rank: &Rank, ctx: &Context) -> (Memory, [Slice; 3]) {
+    let memory = ctx.alloc(KIND, 64).unwrap();
+    memory.write(0, &[0xee; 8]).unwrap();
+    memory.write(8, &[rank.me as u8 + 1; 8]).unwrap();
+    let slices = [(0, 8), (8, 8), (16, 16)].map(|(at, len)| memory.slice(at, len).unwrap());
+    (memory, slices)
+}
+
+/// Rank 1 contributes when rank 0 has made its call.
+fn contributes(rank: &Rank, all: &mut Collectives) {
+    rank.barrier();
+    let mut got = [0; 16];
+    all.all_gather(&[2_u8; 8], &mut got, LIMIT).unwrap();
+    assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+}
+
+fn gathered(memory: &Memory) {
+    let mut got = [0; 16];
+    memory.read(16, &mut got).unwrap();
+    assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+}
+
 /// The stream of a refused call runs later, while another stream makes the call: it must not replace
 /// the contributions of this call.
 #[test]
@@ -533,16 +556,9 @@ fn a_refused_call_leaves_nothing_on_its_stream() {
         |b| b,
         |rank, ctx| {
             let mut all = ctx.collectives(8).unwrap();
-            let memory = ctx.alloc(KIND, 64).unwrap();
-            let slice = |at, len| memory.slice(at, len).unwrap();
-            memory.write(0, &[0xee; 8]).unwrap();
-            memory.write(8, &[rank.me as u8 + 1; 8]).unwrap();
-            let (stale, data, into) = (slice(0, 8), slice(8, 8), slice(16, 16));
+            let (memory, [stale, data, into]) = contributions(rank, ctx);
             if rank.me == 1 {
-                rank.barrier();
-                let mut got = [0; 16];
-                all.all_gather(&[2_u8; 8], &mut got, LIMIT).unwrap();
-                assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+                contributes(rank, &mut all);
                 return;
             }
             // All streams wait that may. One of them makes the call; another stream, which has
@@ -570,9 +586,7 @@ fn a_refused_call_leaves_nothing_on_its_stream() {
             assert!(stream.synchronize(LIMIT).unwrap());
             rank.barrier();
             ctx.synchronize(caller, LIMIT).unwrap();
-            let mut got = [0; 16];
-            memory.read(16, &mut got).unwrap();
-            assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+            gathered(&memory);
         },
     );
 }
@@ -584,16 +598,9 @@ fn a_call_out_of_order_leaves_nothing_on_its_stream() {
         |b| b.path(PathChoice::Nic),
         |rank, ctx| {
             let mut all = ctx.collectives(8).unwrap();
-            let memory = ctx.alloc(KIND, 64).unwrap();
-            let slice = |at, len| memory.slice(at, len).unwrap();
-            memory.write(0, &[0xee; 8]).unwrap();
-            memory.write(8, &[rank.me as u8 + 1; 8]).unwrap();
-            let (stale, data, into) = (slice(0, 8), slice(8, 8), slice(16, 16));
+            let (memory, [stale, data, into]) = contributions(rank, ctx);
             if rank.me == 1 {
-                rank.barrier();
-                let mut got = [0; 16];
-                all.all_gather(&[2_u8; 8], &mut got, LIMIT).unwrap();
-                assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+                contributes(rank, &mut all);
                 rank.barrier();
                 return;
             }
@@ -609,9 +616,7 @@ fn a_call_out_of_order_leaves_nothing_on_its_stream() {
             assert!(refused.synchronize(LIMIT).unwrap());
             rank.barrier();
             ctx.synchronize(&caller, LIMIT).unwrap();
-            let mut got = [0; 16];
-            memory.read(16, &mut got).unwrap();
-            assert_eq!(got, [[1; 8], [2; 8]].concat()[..]);
+            gathered(&memory);
             earlier.cancel().unwrap();
             rank.barrier();
         },

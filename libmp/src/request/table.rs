@@ -363,19 +363,22 @@ mod tests {
     use super::*;
     use crate::request::entry::{Common, Incoming};
 
+    fn with_receive() -> (Table, Copier, RequestKey) {
+        let gpu = Gpu::soft().unwrap();
+        let mut table = Table::new();
+        table.reserve(&gpu).unwrap();
+        let key = table.put(Entry {
+            common: Common::new(1, 2, &[]),
+            operation: Operation::Receive(Incoming::default()),
+        });
+        (table, Copier::new(&gpu, None, false), key)
+    }
+
     /// A block of a kernel has stored a failure, and another one uses the receive still. The words of a receive that
     /// the library ends are not used again.
     #[test]
     fn receive_ends_with_its_last_block() {
-        let gpu = Gpu::soft().unwrap();
-        let copier = Copier::new(&gpu, None, false);
-        let mut table = Table::new();
-        table.reserve(&gpu).unwrap();
-        let receive = Entry {
-            common: Common::new(1, 2, &[]),
-            operation: Operation::Receive(Incoming::default()),
-        };
-        let key = table.put(receive);
+        let (mut table, copier, key) = with_receive();
         let report = table.make_report(key, &copier).unwrap();
         assert_eq!(report.before, 0);
         table.set_result(key, Status::TRUNCATED, 9);
@@ -395,16 +398,7 @@ mod tests {
 
     #[test]
     fn refused_claims_do_not_use_up_the_values_of_a_report() {
-        let gpu = Gpu::soft().unwrap();
-        let copier = Copier::new(&gpu, None, false);
-        let mut table = Table::new();
-        table.reserve(&gpu).unwrap();
-        let receive = Operation::Receive(Incoming::default());
-        let common = Common::new(1, 2, &[]);
-        let key = table.put(Entry {
-            common,
-            operation: receive,
-        });
+        let (mut table, copier, key) = with_receive();
         let make = |table: &mut Table| table.make_report(key, &copier).unwrap().value;
         let first = make(&mut table);
         assert_eq!(table.end_word(key).1, first);
