@@ -1,5 +1,5 @@
 //! An exchange with many neighbours, as a halo exchange does it: the host's time to enqueue a step,
-//! and the GPU's time of a step. A [`Neighbourhood`] and messages run in turn.
+//! and the GPU's time of a step. The ways run in turn: a [`Neighbourhood`] by three calls or by one, and messages.
 //!
 //! A batch of steps is enqueued behind a gate, so that the GPU never waits for the CPU. Kernels
 //! before and behind the steps of a batch store the time.
@@ -32,8 +32,10 @@ const BATCH: u64 = 32;
 /// Most neighbours of all steps of a batch, without and with messages: a stream and a send queue
 /// take their operations behind a closed gate.
 const ENQUEUED: [u64; 2] = [240, 64];
-/// The numbers and the sizes to which the targets apply.
+/// The number of neighbours and the size to which the targets apply.
 const TARGET: (u32, u64) = (26, 8 << 10);
+/// The same for a step by one call.
+const TARGET_BY_ONE_CALL: (u32, u64) = (26, 4 << 10);
 
 /// How a step is exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -41,6 +43,8 @@ const TARGET: (u32, u64) = (26, 8 << 10);
 pub enum Way {
     /// `ready_on`, `send_on` and `wait_on` of a neighbourhood.
     Neighbourhood,
+    /// `exchange_on` of a neighbourhood.
+    Exchange,
     /// `irecv_on` and `isend_on` with each neighbour, and `wait_all_on`.
     Messages,
 }
@@ -49,6 +53,7 @@ impl Way {
     fn name(self) -> &'static str {
         match self {
             Way::Neighbourhood => "neighbourhood",
+            Way::Exchange => "exchange",
             Way::Messages => "messages",
         }
     }
@@ -188,10 +193,14 @@ impl<'e> Player<'e> {
     /// Enqueues a step.
     fn step(&self, way: Way) -> Result<()> {
         let stream = &self.endpoint.stream;
-        if way == Way::Neighbourhood {
-            self.neighbourhood.ready_on(stream)?;
-            self.neighbourhood.send_on(stream)?;
-            return Ok(self.neighbourhood.wait_on(stream)?);
+        match way {
+            Way::Neighbourhood => {
+                self.neighbourhood.ready_on(stream)?;
+                self.neighbourhood.send_on(stream)?;
+                return Ok(self.neighbourhood.wait_on(stream)?);
+            }
+            Way::Exchange => return Ok(self.neighbourhood.exchange_on(stream)?),
+            Way::Messages => {}
         }
         let mut requests = Vec::with_capacity(2 * self.pieces.len());
         for (n, [_, received]) in (0..).zip(&self.pieces) {
@@ -401,24 +410,25 @@ impl Benchmark for Options {
 
 impl Options {
     fn targets(&self, names: &Names, rows: &[Row]) -> Vec<Target> {
-        let row = rows.iter().find(|row| row.way == Way::Neighbourhood);
-        let Some(row) = row.filter(|_| (self.neighbours, self.size) == TARGET) else {
+        let row_of = |way| rows.iter().find(|row| row.way == way);
+        let (row, size, gpu) = match (self.neighbours, self.size) {
+            TARGET => (row_of(Way::Neighbourhood), "8 KiB", 25.0),
+            TARGET_BY_ONE_CALL => (row_of(Way::Exchange), "4 KiB by one call", 15.0),
+            _ => return Vec::new(),
+        };
+        let Some(row) = row else {
             return Vec::new();
         };
-        let us = |ns: &Summary| ns.median as f64 / 1000.0;
-        let host = |most| {
-            let name = "neighbours: host time of a step, 26 of 8 KiB";
-            Target::at_most(name, us(&row.host_ns), most, "us")
+        let target = |time: &str, ns: &Summary, most| {
+            let name = format!("neighbours: {time} time of a step, 26 of {size}");
+            Target::at_most(&name, ns.median as f64 / 1000.0, most, "us")
         };
-        let gpu = Target::at_most(
-            "neighbours: GPU time of a step, 26 of 8 KiB",
-            us(&row.gpu_ns),
-            25.0,
-            "us",
-        );
         match names.runtime.as_str() {
-            "soft" => vec![host(8.0)],
-            _ => vec![host(10.0), gpu],
+            "soft" => vec![target("host", &row.host_ns, 8.0)],
+            _ => vec![
+                target("host", &row.host_ns, 10.0),
+                target("GPU", &row.gpu_ns, gpu),
+            ],
         }
     }
 }

@@ -264,6 +264,9 @@ fn calls_on_streams_allocate_nothing_in_their_steady_state() {
         .enumerate()
     {
         all += count_of(name, sides, |side, _| side.step(&side.halos[at]));
+        all += count_of(&format!("{name} by one call"), sides, |side, _| {
+            side.halos[at].exchange_on(&side.stream).unwrap();
+        });
     }
     all += count_of("collectives", sides, |side, _| side.collectives());
     all += count_of("windows", sides, |side, at| side.access(at + 1));

@@ -179,15 +179,25 @@ impl Part {
         });
     }
 
-    /// Captures a step into a graph, and launches it for all steps.
-    fn replayed(&self, stream: &Stream, from: usize, steps: usize) {
+    /// Executes all steps by one call each.
+    fn whole_on_stream(&self, stream: &Stream, from: usize, steps: usize) {
+        let whole = |_| self.halo.exchange_on(stream).unwrap();
+        self.stepped(stream, from, steps, whole);
+    }
+
+    /// Captures a step into a graph, by one call or by three, and launches it for all steps.
+    fn replayed(&self, stream: &Stream, from: usize, steps: usize, whole: bool) {
         stream.begin_capture().unwrap();
         let e = self.halo.send_on(stream).unwrap_err();
         assert_eq!(e.kind(), Kind::NoSuchRequest, "{e}");
-        self.halo.ready_on(stream).unwrap();
-        assert_eq!(self.halo.ready_on(stream).unwrap_err().kind(), Kind::Busy);
-        self.halo.send_on(stream).unwrap();
-        self.halo.wait_on(stream).unwrap();
+        if whole {
+            self.halo.exchange_on(stream).unwrap();
+        } else {
+            self.halo.ready_on(stream).unwrap();
+            assert_eq!(self.halo.ready_on(stream).unwrap_err().kind(), Kind::Busy);
+            self.halo.send_on(stream).unwrap();
+            self.halo.wait_on(stream).unwrap();
+        }
         let graph = stream.end_capture().unwrap();
         self.stepped(stream, from, steps, |_| graph.launch(stream).unwrap());
     }
@@ -250,7 +260,8 @@ fn every_step_has_the_data_of_all_neighbours() {
                     // On another stream, and so on another lane.
                     let other = ctx.gpu().stream().unwrap();
                     part.on_stream(&other, STEPS + 4, 3, double);
-                    assert_eq!(part.halo.step(), STEPS as u64 + 7);
+                    part.whole_on_stream(&other, STEPS + 7, 3);
+                    assert_eq!(part.halo.step(), STEPS as u64 + 10);
                     drop(part);
                     ctx.close(LIMIT).unwrap();
                     rank.leave();
@@ -272,7 +283,7 @@ fn every_replay_of_a_step_has_the_data_of_all_neighbours() {
                 let ctx = rank.open(|b| b.path(PathChoice::Ipc).start(u64::from(u32::MAX) - 1));
                 let part = Part::new(rank, &ctx, kind, double, shapes);
                 let stream = ctx.gpu().stream().unwrap();
-                part.replayed(&stream, 0, 4);
+                part.replayed(&stream, 0, 4, false);
                 part.on_stream(&stream, 4, 3, double);
                 let (right, left) = rank.neighbours();
                 if right != rank.me {
@@ -284,11 +295,11 @@ fn every_replay_of_a_step_has_the_data_of_all_neighbours() {
                         .unwrap();
                     let graph = other.end_capture().unwrap();
                     graph.launch(&other).unwrap();
-                    part.replayed(&stream, 7, 4);
+                    part.replayed(&stream, 7, 4, true);
                     graph.launch(&other).unwrap();
                     ctx.synchronize(&other, LIMIT).unwrap();
                 }
-                part.replayed(&stream, 11, 3);
+                part.replayed(&stream, 11, 3, true);
                 assert_eq!(part.halo.step(), 3);
                 drop(part);
                 ctx.close(LIMIT).unwrap();

@@ -21,7 +21,16 @@ struct Part {
     halo: Neighbourhood,
     field: Memory,
     ranks: u32,
+    /// Streams make steps by one call.
+    whole: bool,
 }
+
+/// The path to the neighbours, and whether streams make steps by one call.
+const WAYS: [(PathChoice, bool); 3] = [
+    (PathChoice::Nic, false),
+    (PathChoice::Ipc, false),
+    (PathChoice::Ipc, true),
+];
 
 /// The tag of the data from one rank to another.
 fn tag(from: u32, to: u32) -> u32 {
@@ -57,10 +66,18 @@ impl Part {
             halo,
             field,
             ranks,
+            whole: false,
         }
     }
 
+    fn whole(self, whole: bool) -> Part {
+        Part { whole, ..self }
+    }
+
     fn step(&self, stream: &Stream) -> mp::Result<()> {
+        if self.whole {
+            return self.halo.exchange_on(stream);
+        }
         self.halo.ready_on(stream)?;
         self.halo.send_on(stream)?;
         self.halo.wait_on(stream)
@@ -257,8 +274,14 @@ fn bad_neighbours_are_refused_by_name() {
 
 #[test]
 fn calls_in_a_wrong_order_and_foreign_streams_are_refused_and_change_nothing() {
+    for path in [PathChoice::Nic, PathChoice::Ipc] {
+        calls_in_a_wrong_order(path);
+    }
+}
+
+fn calls_in_a_wrong_order(path: PathChoice) {
     pair(
-        |b| b,
+        move |b| b.path(path),
         |rank, ctx| {
             let part = Part::new(rank, ctx, true);
             let halo = &part.halo;
@@ -286,11 +309,32 @@ fn calls_in_a_wrong_order_and_foreign_streams_are_refused_and_change_nothing() {
                 refused(halo.wait_on(&other), Kind::Invalid);
                 refused(halo.wait(LIMIT), Kind::Invalid);
                 refused(halo.wait_on(&foreign), of_other_gpu);
+                refused(halo.exchange_on(&other), Kind::Invalid);
                 halo.wait_on(&stream).unwrap();
                 ctx.synchronize(&stream, LIMIT).unwrap();
                 part.check(0..2, step);
             }
-            assert_eq!(halo.step(), 3);
+            for step in 4..=6 {
+                part.write(step);
+                refused(halo.exchange_on(&foreign), of_other_gpu);
+                if step == 5 {
+                    halo.ready().unwrap();
+                    refused(halo.exchange_on(&foreign), of_other_gpu);
+                }
+                if step == 6 {
+                    halo.ready().unwrap();
+                    halo.send(LIMIT).unwrap();
+                    refused(halo.exchange_on(&stream), Kind::Invalid);
+                    halo.wait(LIMIT).unwrap();
+                } else {
+                    halo.exchange_on(&stream).unwrap();
+                }
+                refused(halo.send_on(&stream), Kind::NoSuchRequest);
+                refused(halo.wait_on(&stream), Kind::NoSuchRequest);
+                ctx.synchronize(&stream, LIMIT).unwrap();
+                part.check(0..2, step);
+            }
+            assert_eq!(halo.step(), 6);
             ctx.close(LIMIT).unwrap();
             rank.barrier();
         },
@@ -349,11 +393,14 @@ const STAGES: u64 = 3;
 fn lost_neighbour_fails_the_step_and_the_others_complete() {
     for (i, death) in (0..Death::ALL.len() as u64 * STAGES).zip(Death::ALL.into_iter().cycle()) {
         let stage = i % STAGES;
-        for by_stream in [true, false] {
-            println!("{death:?} {stage} {by_stream}");
+        let by_stream = WAYS.map(|way| (way, true));
+        // By mapped memory, calls of the CPU find no silent rank.
+        let by_cpu = [(WAYS[0], false)];
+        for ((path, whole), by_stream) in by_stream.into_iter().chain(by_cpu) {
+            println!("{death:?} {stage} {path:?} {whole} {by_stream}");
             play(i, 3, move |rank| {
-                let ctx = rank.open(|b| death.build_one_sided(b).timeout(secs(5)));
-                let part = Part::new(rank, &ctx, stage == 1);
+                let ctx = rank.open(|b| death.build_one_sided(b).path(path).timeout(secs(5)));
+                let part = Part::new(rank, &ctx, stage == 1).whole(whole);
                 let stream = ctx.gpu().stream().unwrap();
                 part.play(&stream, 1);
                 rank.barrier();
@@ -419,11 +466,12 @@ fn a_late_neighbour_is_awaited_under_the_longest_timeout() {
 /// A rank dies at any moment of many steps that are enqueued ahead.
 #[test]
 fn neighbour_may_die_at_any_moment() {
-    for seed in 0..40 {
+    for seed in 0..80 {
         let death = Death::ALL[seed as usize % 4];
+        let (path, whole) = WAYS[seed as usize / 4 % WAYS.len()];
         play(seed, 3, move |rank| {
-            let ctx = rank.open(|b| death.build_one_sided(b).timeout(secs(2)));
-            let part = Part::new(rank, &ctx, seed % 3 == 0);
+            let ctx = rank.open(|b| death.build_one_sided(b).path(path).timeout(secs(2)));
+            let part = Part::new(rank, &ctx, seed / 12 % 3 == 0).whole(whole);
             let stream = ctx.gpu().stream().unwrap();
             part.play(&stream, 1);
             if rank.me == 1 {
@@ -461,11 +509,11 @@ fn neighbour_may_die_at_any_moment() {
 
 #[test]
 fn late_neighbour_is_named_and_given_up_after_the_timeout() {
-    for stage in [0, 1] {
+    for ((path, whole), stage) in WAYS.into_iter().flat_map(|way| [(way, 0), (way, 1)]) {
         let run = pair(
-            |b| b.timeout(secs(3)).watchdog(secs(1)),
+            move |b| b.path(path).timeout(secs(3)).watchdog(secs(1)),
             move |rank, ctx| {
-                let part = Part::new(rank, ctx, false);
+                let part = Part::new(rank, ctx, false).whole(whole);
                 let stream = ctx.gpu().stream().unwrap();
                 part.play(&stream, 1);
                 if rank.me == 1 {

@@ -5,7 +5,7 @@
 mod sim;
 
 use gdsync::gpu::MemoryKind;
-use mp::{Context, Memory, NULL_RANK, Neighbour, Neighbourhood};
+use mp::{Context, Memory, NULL_RANK, Neighbour, Neighbourhood, PathChoice};
 use sim::gate::Gate;
 use sim::{LIMIT, Rank, SMALL, pair, slice};
 
@@ -83,9 +83,15 @@ fn step_may_have_any_number_of_messages_between_its_calls() {
 
 #[test]
 fn neighbourhood_may_be_dropped_while_its_stream_is_behind() {
-    for (double, own) in [(false, false), (true, false), (false, true), (true, true)] {
+    let cases = [(false, false), (true, false), (false, true), (true, true)];
+    let ways = [
+        (PathChoice::Nic, false),
+        (PathChoice::Ipc, false),
+        (PathChoice::Ipc, true),
+    ];
+    for ((double, own), (path, whole)) in cases.into_iter().flat_map(|c| ways.map(|way| (c, way))) {
         pair(
-            |b| b,
+            move |b| b.path(path),
             move |rank, ctx| {
                 let stream = ctx.gpu().stream().unwrap();
                 let memory = ctx.alloc(MemoryKind::Device, 2 * LEN).unwrap();
@@ -94,9 +100,13 @@ fn neighbourhood_may_be_dropped_while_its_stream_is_behind() {
                     let halo = build(rank, ctx, &memory, double, own);
                     let gate = Gate::new(ctx.gpu());
                     for step in 0..3 {
-                        halo.ready_on(&stream).unwrap();
-                        halo.send_on(&stream).unwrap();
-                        halo.wait_on(&stream).unwrap();
+                        if whole {
+                            halo.exchange_on(&stream).unwrap();
+                        } else {
+                            halo.ready_on(&stream).unwrap();
+                            halo.send_on(&stream).unwrap();
+                            halo.wait_on(&stream).unwrap();
+                        }
                         if step == 0 {
                             assert!(stream.synchronize(LIMIT).unwrap());
                             gate.hold(&stream);

@@ -166,7 +166,8 @@ fn each_post_has_its_completion_in_order_of_the_stream() {
 /// A call on a stream shows on the CPU's track and, by the same name, on the stream's.
 #[test]
 fn calls_with_several_peers_and_for_words_are_shown_by_their_names() {
-    const ON: [&str; 10] = [
+    const ON: [&str; 11] = [
+        "neighbours_exchange_on",
         "neighbours_ready_on",
         "neighbours_send_on",
         "neighbours_wait_on",
@@ -193,6 +194,7 @@ fn calls_with_several_peers_and_for_words_are_shown_by_their_names() {
         halo.ready_on(&stream).unwrap();
         halo.send_on(&stream).unwrap();
         halo.wait_on(&stream).unwrap();
+        halo.exchange_on(&stream).unwrap();
         let mut all = ctx.collectives(8).unwrap();
         all.all_reduce_on::<u64>(&stream, &at(16), Op::Max).unwrap();
         ctx.send_ready_on(&stream, other).unwrap();

@@ -25,6 +25,9 @@ use crate::neighbourhood::{Exchange, Neighbour};
 /// Each call is one submission to the stream for all neighbours, or a kernel and a submission where
 /// pieces are copied. It is enqueued as a whole or not at all.
 ///
+/// A program without work between these calls uses [`exchange_on`](Neighbourhood::exchange_on) for all three: it takes
+/// less time of the CPU and of the GPU.
+///
 /// ```
 /// use std::time::Duration;
 ///
@@ -275,6 +278,34 @@ impl Neighbourhood {
             .observe(c"neighbours_wait_on", None, Some(stream));
         let engine = self.context.engine();
         engine.wait_on_neighbours(&self.exchange, stream)
+    }
+
+    /// Makes `stream` execute a step: [`ready_on`](Neighbourhood::ready_on), [`send_on`](Neighbourhood::send_on)
+    /// and [`wait_on`](Neighbourhood::wait_on) in one call. Work that is enqueued behind it finds the data in place,
+    /// and may write the memory that was sent. If memory that is sent and memory that is received overlap, the
+    /// contents of both are undefined.
+    ///
+    /// Neighbours may execute the step by the three calls. If the step has begun, this call executes only the calls
+    /// that are missing.
+    ///
+    /// The step is one kernel if
+    /// - there is another rank among the neighbours;
+    /// - mapped memory reaches all neighbours ([`Path::Ipc`](crate::Path::Ipc)), and their kernels run beside those
+    ///   of this rank;
+    /// - this rank sends itself no data, or receives it as one contiguous piece without double buffering (other data
+    ///   to itself is packed first, and a second kernel unpacks it);
+    /// - the step has not begun, and the stream is not being captured.
+    ///
+    /// Otherwise it is the three calls.
+    ///
+    /// # Errors
+    /// As the three calls. A part of the step that was enqueued before the failure stays enqueued; the call may be
+    /// repeated, except on a stream that is being captured.
+    pub fn exchange_on(&self, stream: &Stream) -> Result<()> {
+        let _call = self
+            .context
+            .observe(c"neighbours_exchange_on", None, Some(stream));
+        self.context.engine().exchange_on(&self.exchange, stream)
     }
 
     /// As [`ready_on`](Neighbourhood::ready_on), by the CPU: the neighbours may write the data from

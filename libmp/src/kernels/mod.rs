@@ -10,7 +10,7 @@
 //! - [`ReplayWrite`], [`ReplayPlace`], [`ReplayCopy`], [`ReplayTake`]: messages in graphs (`replay`).
 //! - [`Puts`]: puts by copies.
 //! - [`Pieces`], [`Moves`]: strided pieces.
-//! - [`ReadyWords`], [`StepParts`]: the steps of a neighbourhood (`step`).
+//! - [`ReadyWords`], [`StepParts`], [`WholeStep`]: the steps of a neighbourhood (`step`).
 //! - [`Collect`]: the end of a collective call.
 //!
 //! Most have variants for several tasks ([`tasks`]): a launch copies all of its parameters.
@@ -32,7 +32,7 @@ pub(crate) use collect::{Collect, LENS, Shape};
 pub(crate) use params::{
     Await, Credit, Direct, End, Flag, IN_HOST, LATER, MOST_CHUNKS, Moves, Name, POLLS, PUTS, Patch,
     Pieces, Puts, ReadyWord, ReadyWords, Relay, ReplayCopy, ReplayPlace, ReplayTake, ReplayWrite,
-    Rooms, SEGMENTS, Segment, Stamp, StepGate, StepPart, StepParts, UNKNOWN, Unpack,
+    Rooms, SEGMENTS, Segment, Stamp, StepGate, StepPart, StepParts, UNKNOWN, Unpack, WholeStep,
 };
 pub(crate) use tasks::{DIRECTS, FLAGS, NAMES, PUT_TASKS, Polls, STAMPS, UNPACKS};
 
@@ -77,6 +77,7 @@ pub(crate) struct Kernels {
     strided: Kernel,
     moves: Kernel,
     step: Kernel,
+    whole_step: Kernel,
     ready: Kernel,
     collect: Kernel,
     /// One block that copies payloads.
@@ -142,6 +143,7 @@ impl Kernels {
             strided: kernel("mp_strided")?,
             moves: kernel("mp_moves")?,
             step: kernel("mp_step")?,
+            whole_step: kernel("mp_whole_step")?,
             ready: kernel("mp_ready")?,
             collect: kernel("mp_collect")?,
             copying: block(256),

@@ -502,7 +502,8 @@ pub(crate) struct ReadyWords {
 pub(crate) struct StepPart {
     /// The 64-bit word of this rank for which the part waits; 0: none.
     pub word: u64,
-    /// A 64-bit word that is not 0 if the rank was given up.
+    /// A 64-bit word that is not 0 if the rank was given up: the part writes nothing to it. A part does not wait if it
+    /// is 2.
     pub closed: u64,
     /// A [`StepGate`] in device memory of this rank.
     pub gate: u64,
@@ -552,6 +553,20 @@ pub(crate) struct StepParts {
     pub count: u32,
     /// The shares of all parts.
     pub shares: u32,
+}
+
+/// The parameters of the kernel that executes a whole step with ranks whose memory is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Immutable, IntoBytes)]
+#[repr(C)]
+pub(crate) struct WholeStep {
+    /// Stored by the first block.
+    pub ready: ReadyWords,
+    /// The data that is sent. The kernel counts the shares of both halves in its word `ended`, and sets its word
+    /// `passed`.
+    pub send: StepParts,
+    /// The data that is received: no piece of it overlaps one that is sent. Its words `ended` and `passed` are not
+    /// used.
+    pub receive: StepParts,
 }
 
 /// The bytes of a structure; the sizes repeat the assertions of the sources.
@@ -630,4 +645,5 @@ const _: () = assert!(size_of::<Moves>() == 16 && align_of::<Moves>() == 8);
 const _: () = assert!(size_of::<ReadyWord>() == 16 && size_of::<ReadyWords>() == 24);
 const _: () = assert!(size_of::<StepPart>() == 64 && size_of::<StepGate>() == 16);
 const _: () = assert!(size_of::<StepParts>() == 48 && align_of::<StepParts>() == 8);
+const _: () = assert!(size_of::<WholeStep>() == 120 && align_of::<WholeStep>() == 8);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<MOST_CHUNKS>>() == 736);

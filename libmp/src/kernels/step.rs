@@ -3,7 +3,7 @@
 use gdsync::Stream;
 use gdsync::gpu::{Dims, Word64};
 
-use super::{Kernels, Pieces, ReadyWords, StepPart, StepParts};
+use super::{Kernels, Pieces, ReadyWords, StepPart, StepParts, WholeStep};
 use crate::error::Result;
 
 /// Maximum number of blocks of a launch, unless it has more parts: as many as copy a long message (`Direct`).
@@ -62,6 +62,37 @@ impl Kernels {
         let passed = Some((passed, params.step));
         // SAFETY: the kernel accesses what the tables name, which the caller guarantees to be valid.
         Ok(unsafe { stream.launch_waiting(&self.step, dims, params, passed) }?)
+    }
+
+    /// Enqueues a whole step; `send` and `receive`: the dimensions of its halves alone. `passed` is the word that
+    /// `params.send` names.
+    ///
+    /// # Safety
+    /// As for [`Kernels::step`] and [`Kernels::ready`], with [`WholeStep`].
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch_waiting`].
+    pub unsafe fn whole_step(
+        &self,
+        stream: &Stream,
+        params: &WholeStep,
+        [send, receive]: [Dims; 2],
+        passed: &Word64,
+    ) -> Result<()> {
+        let threads = send.block[0].max(receive.block[0]);
+        let shares = send.grid[0].max(receive.grid[0]);
+        let rows = send.grid[1].max(receive.grid[1]);
+        let dims = Dims::linear(1, threads).grid([shares, rows, 1]);
+        let passed = Some((passed, params.send.step));
+        // SAFETY: the kernel accesses what the tables name, which the caller guarantees to be valid.
+        Ok(unsafe {
+            stream.launch_waiting(
+                &self.whole_step,
+                dims.dependent().flexible(),
+                params,
+                passed,
+            )
+        }?)
     }
 
     /// Enqueues the ready words of a step.

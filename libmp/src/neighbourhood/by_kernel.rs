@@ -1,6 +1,6 @@
-//! [`ByKernel`]: the parts of a step on a stream with peers whose memory is mapped here, one kernel each. It
-//! waits for the words of the peers itself, copies between the pieces and the peers' memory, and
-//! stores the words behind the data, so that the stream needs neither memory operations nor puts.
+//! [`ByKernel`]: the parts of a step on a stream with peers whose memory is mapped here. A part is one kernel, or one
+//! kernel executes all parts. A kernel waits for the words of the peers itself, copies between the pieces and the
+//! peers' memory, and stores the words behind the data, so that the stream needs neither memory operations nor puts.
 //!
 //! The words and their values are those of all other steps: a peer may execute its half by puts, or by
 //! the CPU. A peer that was given up is *closed* before the library releases the waits for it, and
@@ -12,10 +12,12 @@ use gdsync::gpu::{Dims, MemoryKind, Region, Word64};
 use gdsync::{Gpu, Stream};
 use zerocopy::IntoBytes;
 
-use super::by_stream::{Open, Refused, on_stale_ready};
+use super::by_stream::{Open, Refused, landing, on_stale_ready};
 use super::exchange::{Exchange, Move, Parts, Port, Table, WORDS_LEN, moves_table};
 use crate::error::Result;
-use crate::kernels::{Kernels, Pieces, ReadyWord, ReadyWords, StepGate, StepPart, StepParts};
+use crate::kernels::{
+    Kernels, Pieces, ReadyWord, ReadyWords, StepGate, StepPart, StepParts, WholeStep,
+};
 use crate::path::{Span, check_gpu};
 use crate::region::Strided;
 use crate::request::step::{ExchangeWords, PeerState, parity};
@@ -35,6 +37,9 @@ pub(super) struct ByKernel {
     receive: [StepTable; 2],
     /// The moves that pack what the other peers are sent.
     pub pack: [Option<Table>; 2],
+    /// Whether one kernel can execute a step: all peers are mapped, and the step unpacks nothing that this rank sends
+    /// to itself.
+    pub in_one_kernel: bool,
 }
 
 struct ReadyTable {
@@ -119,6 +124,7 @@ impl ByKernel {
             send: [send(0)?, send(1)?],
             receive: [receive(0)?, receive(1)?],
             pack: [moves_table(gpu, &pack, 0)?, moves_table(gpu, &pack, 1)?],
+            in_one_kernel: unpack.is_empty() && mapped.len() == ports.len(),
         }))
     }
 
@@ -152,23 +158,50 @@ impl ByKernel {
         step: u64,
         words: &ExchangeWords,
     ) -> Result<()> {
-        let awaited = match on_stale_ready(step) {
-            // The step that used the same word before.
-            true => step.wrapping_sub(2),
-            false => step,
-        };
-        self.send[parity(step)].launch(kernels, stream, [step, awaited], &words.left)
+        self.send[parity(step)].launch(kernels, stream, [step, awaited(step)], &words.left)
     }
 
-    /// Enqueues the kernel that receives the data of a step; `landing`: the parity of its memory.
+    /// Enqueues the kernel that receives the data of a step.
     pub fn receive(
         &self,
         kernels: &Kernels,
         stream: &Stream,
-        (step, landing): (u64, usize),
+        step: u64,
         words: &ExchangeWords,
     ) -> Result<()> {
-        self.receive[landing].launch(kernels, stream, [step, step], &words.passed)
+        self.receive[landing(step)].launch(kernels, stream, [step, step], &words.passed)
+    }
+
+    /// Enqueues the kernel that executes a whole step.
+    pub fn whole_step(
+        &self,
+        kernels: &Kernels,
+        stream: &Stream,
+        step: u64,
+        words: &ExchangeWords,
+    ) -> Result<()> {
+        let at = parity(step);
+        let (send, receive) = (&self.send[at], &self.receive[landing(step)]);
+        let params = WholeStep {
+            ready: ReadyWords {
+                step,
+                ..self.ready[at].params
+            },
+            send: send.of_step(step, awaited(step), &words.passed),
+            receive: receive.of_step(step, step, &words.passed),
+        };
+        let dims = [send.dims, receive.dims];
+        // SAFETY: as for the three kernels.
+        unsafe { kernels.whole_step(stream, &params, dims, &words.passed) }
+    }
+}
+
+/// The value of the ready words that the data of a step waits for.
+fn awaited(step: u64) -> u64 {
+    match on_stale_ready(step) {
+        // The step that used the same word before.
+        true => step.wrapping_sub(2),
+        false => step,
     }
 }
 
@@ -254,6 +287,16 @@ impl StepTable {
         })
     }
 
+    /// The parameters of a step.
+    fn of_step(&self, step: u64, awaited: u64, passed: &Word64) -> StepParts {
+        StepParts {
+            step,
+            awaited,
+            passed: passed.addr().0,
+            ..self.params
+        }
+    }
+
     /// Enqueues the kernel, which waits until the words have reached `awaited`, and stores the number of the
     /// step in `passed` when all parts have ended.
     fn launch(
@@ -263,12 +306,7 @@ impl StepTable {
         [step, awaited]: [u64; 2],
         passed: &Word64,
     ) -> Result<()> {
-        let params = StepParts {
-            step,
-            awaited,
-            passed: passed.addr().0,
-            ..self.params
-        };
+        let params = self.of_step(step, awaited, passed);
         // SAFETY: as for the ready words; the tables name pieces, which `Strided` has checked, library memory
         // with room for all of them, and memory of peers that contains them.
         unsafe { kernels.step(stream, &params, self.dims, passed) }

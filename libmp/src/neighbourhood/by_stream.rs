@@ -1,5 +1,5 @@
 //! The parts of a step on a stream: each is one plan over all peers, which are the ranks of the
-//! neighbours.
+//! neighbours. A whole step is one plan of one kernel, or its parts.
 //!
 //! Nothing is put to a peer that was given up: the others complete. A part that is refused because
 //! the queue of a peer has failed meanwhile is tried again without that peer. The stream waits for
@@ -25,6 +25,7 @@ use crate::two_sided::{Need, On, State, mark_others, no_lane};
 pub(super) const READY: &str = "send ready to neighbours";
 pub(super) const SEND: &str = "send to neighbours";
 pub(super) const WAIT: &str = "wait for neighbours";
+const EXCHANGE: &str = "exchange with neighbours";
 
 impl Calls {
     /// The step whose ready words are due.
@@ -142,7 +143,7 @@ impl Open<'_> {
         let link = self.state.peers.get_mut(at.rank).map(|peer| &mut peer.link);
         let lane = link
             .and_then(|link| link.lane(at.lane))
-            .ok_or_else(|| refused(no_lane("exchange with neighbours", at.rank)))?;
+            .ok_or_else(|| refused(no_lane(EXCHANGE, at.rank)))?;
         let mut batch = Batch::short(lane);
         // A batch of which a part is refused has undone itself.
         let last = prepare(&mut batch).and_then(|put| batch.reach().map(|()| put));
@@ -151,6 +152,15 @@ impl Open<'_> {
             plan.puts(at, batch.all());
         }
         last.map_err(|e| self.refused(e, false))
+    }
+
+    /// Notes that the wait of a step is enqueued.
+    fn note_wait(&mut self, record: Option<RequestKey>) {
+        let requests = &mut self.state.requests;
+        let order = requests.next_order();
+        if let Some(step) = record.and_then(|key| requests.step_mut(key)) {
+            step.wait = Some(order);
+        }
     }
 
     /// Whether an error is the failure of a neighbour's queue, which the call has not found before.
@@ -298,18 +308,12 @@ impl Engine {
         let step = calls.may_wait(Some(stream.id()))?;
         let record = calls.record;
         self.need_kernels(WAIT, x.unpack.moves.is_empty())?;
-        let landing = match on_wrong_parity() {
-            true => parity(step + 1),
-            false => parity(step),
-        };
-        let table = x.unpack.tables[landing].as_ref();
+        let table = x.unpack.tables[landing(step)].as_ref();
         self.with_lanes(x, on, &mut calls, |open| {
             mark_others(open.state, stream, 0).map_err(refused)?;
             let by_kernel = open.by_kernel(self, x, stream, (WAIT, step, Writes::Nothing))?;
             let launch = |stream: &Stream, _: usize| match by_kernel {
-                Some(by_kernel) => {
-                    by_kernel.receive(self.kernels(WAIT)?, stream, (step, landing), &x.words)
-                }
+                Some(by_kernel) => by_kernel.receive(self.kernels(WAIT)?, stream, step, &x.words),
                 None => self.launch(table, stream),
             };
             let posted = with_plan(open, |open, plan| {
@@ -343,15 +347,70 @@ impl Engine {
                 Err(Refused::Other(refusal)) => refusal.torn,
                 Err(Refused::Queue) => false,
             };
-            let order = open.state.requests.next_order();
-            let step = record.and_then(|key| open.state.requests.step_mut(key));
-            if let Some(step) = step.filter(|_| waits) {
-                step.wait = Some(order);
+            if waits {
+                open.note_wait(record);
             }
             posted
         })?;
         calls.waited = step;
         Ok(())
+    }
+
+    /// Makes the stream execute a whole step: by one kernel if it can, else by the three calls.
+    pub fn exchange_on(&self, x: &Exchange, stream: &Stream) -> Result<()> {
+        let on = On::Stream(stream, None);
+        let captured = on.captured(&self.gpu, EXCHANGE)?.is_some();
+        if !captured && self.exchange_by_kernel(x, stream)? {
+            return Ok(());
+        }
+        let (ready, sent) = {
+            let calls = x.calls(EXCHANGE)?;
+            let begun = |step: u64| !captured && step > calls.waited;
+            (begun(calls.ready), begun(calls.sent))
+        };
+        if !ready {
+            self.ready_on(x, stream)?;
+        }
+        if !sent {
+            self.send_on(x, stream)?;
+        }
+        self.wait_on_neighbours(x, stream)
+    }
+
+    /// Enqueues the kernel of a whole step. `false`: nothing is enqueued, because the step has begun, or one kernel
+    /// cannot execute it.
+    fn exchange_by_kernel(&self, x: &Exchange, stream: &Stream) -> Result<bool> {
+        let on = On::Stream(stream, None);
+        let mut calls = x.calls(EXCHANGE)?;
+        let step = calls.waited + 1;
+        if calls.ready >= step {
+            return Ok(false);
+        }
+        let record = self.with_lanes(x, on, &mut calls, |open| {
+            let by_kernel = open.by_kernel(self, x, stream, (EXCHANGE, step, Writes::Data))?;
+            let Some(by_kernel) = by_kernel.filter(|by_kernel| by_kernel.in_one_kernel) else {
+                return Ok(None);
+            };
+            mark_others(open.state, stream, 0).map_err(refused)?;
+            reserve(self, open)?;
+            let launch = |stream: &Stream, _: usize| {
+                by_kernel.whole_step(self.kernels(EXCHANGE)?, stream, step, &x.words)
+            };
+            with_plan(open, |open, plan| {
+                self.prepare_data(x, open, plan, step, Some(by_kernel))?;
+                plan.kernel_here_if(true);
+                post(open, plan, stream, Some(&launch))
+            })?;
+            let record = self.record_step(x, open, step, Some(stream));
+            open.note_wait(record);
+            Ok(Some(record))
+        })?;
+        let Some(record) = record else {
+            return Ok(false);
+        };
+        (calls.ready, calls.sent, calls.waited) = (step, step, step);
+        (calls.sender, calls.record) = (Some(stream.id()), record);
+        Ok(true)
     }
 
     /// Prepares puts of the data of a step and the word behind it, to each peer that is not of `by_kernel`.
@@ -453,8 +512,9 @@ pub(super) fn on_stale_ready(step: u64) -> bool {
     on(Mutant::StaleReady) && step > 1
 }
 
-fn on_wrong_parity() -> bool {
-    on(Mutant::WrongParity)
+/// The parity of the memory in which the data of a step has arrived.
+pub(super) fn landing(step: u64) -> usize {
+    parity(step + u64::from(on(Mutant::WrongParity)))
 }
 
 /// Reserves room for the record of a step.

@@ -6,7 +6,8 @@
 //! several neighbours, which share the words. Successive steps use different words, because the
 //! words of two steps may be in flight on different lanes. A step that lacks a word of a peer that
 //! was given up has failed: the library stores a value into all words of this peer that releases
-//! the waits of this step and of all later ones.
+//! the waits of this step and of all later ones. It stores the value again if the peer, which was late, has stored
+//! a word over it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,11 @@ use gdsync::gpu::Word64;
 
 use crate::path::Put;
 use crate::region::Memory;
+
+/// A value of words that releases their waits, more than any number of steps; and the value of [`PeerState::closed`]
+/// when the context is dropped. `device/mp_step.cu` has the same values.
+const RELEASED: u64 = 1 << 62;
+const DROPPED: u64 = 2;
 
 /// The value of a word before the first step: two less than the step that uses it first.
 pub(crate) fn before(parity: usize) -> u64 {
@@ -48,7 +54,8 @@ pub(crate) struct PeerState {
     pub ready: [Word64; 2],
     /// Its arrival words: its data has arrived.
     pub arrived: [Word64; 2],
-    /// Not 0: the peer was given up, and kernels of steps write nothing to it.
+    /// Not 0: the peer was given up, and kernels of steps write nothing to it. [`DROPPED`]: they wait for none of its
+    /// words.
     pub closed: Word64,
     /// The last step whose data a kernel has written to the peer.
     pub left: Word64,
@@ -105,13 +112,29 @@ impl PeerState {
         self.closed.load().unwrap_or(0) != 0
     }
 
-    /// Releases the waits of step `from` and of later steps.
-    fn lose(&self, from: u64) {
-        /// More than any number of steps. `device/mp_step.cu` has the same value.
-        const RELEASED: u64 = 1 << 62;
+    /// Which word of the peer a step lacks.
+    pub fn lacks(&self, step: u64) -> Option<Lacking> {
+        let at = parity(step);
+        match () {
+            () if !reached(&self.ready[at], step) => Some(Lacking::Ready),
+            () if !reached(&self.arrived[at], step) => Some(Lacking::Data),
+            () => None,
+        }
+    }
+
+    /// Releases the waits of step `from` and of later steps; `ended`: see [`PeerState::release_waits`].
+    fn lose(&self, from: u64, ended: u64) {
         self.lost.store(from, Ordering::Relaxed);
         self.close();
-        for word in self.ready.iter().chain(&self.arrived) {
+        self.release_waits(ended);
+    }
+
+    /// Releases the waits for the words of the peer. A word that the peer stores later ends that. The data of a step
+    /// behind `ended` that has arrived can still be unpacked: its word is kept.
+    pub fn release_waits(&self, ended: u64) {
+        let is_needed = |word: &Word64| reached(word, ended.wrapping_add(1));
+        let arrived = self.arrived.iter().filter(|word| !is_needed(word));
+        for word in self.ready.iter().chain(arrived) {
             // As above.
             let _ = word.store(RELEASED);
         }
@@ -136,6 +159,13 @@ pub(crate) struct Last {
     pub sent: Vec<Sent>,
 }
 
+impl Last {
+    /// Whether a kernel sends the data of this step.
+    pub fn has_kernel(&self, step: u64) -> bool {
+        self.step == step && self.sent.iter().any(|sent| matches!(sent, Sent::Kernel))
+    }
+}
+
 /// The part of a [`Neighbourhood`](crate::Neighbourhood) that the background work uses: its words.
 /// The records of its steps hold it, and it holds all memory that they use.
 #[derive(Debug)]
@@ -143,8 +173,10 @@ pub(crate) struct ExchangeWords {
     pub peers: Vec<PeerState>,
     /// The last step whose waits a stream has passed.
     pub passed: Word64,
-    /// The last step whose data a kernel has sent to all peers.
+    /// The last step whose data a kernel of a send alone has sent to all peers.
     pub left: Word64,
+    /// The last step whose record has ended. Relaxed: written and read under the engine's lock.
+    ended: AtomicU64,
     /// Locked under the engine's lock, or while there is none.
     last: Mutex<Last>,
     /// No handle is left. Relaxed: a later round of the background work may find it.
@@ -163,6 +195,7 @@ impl ExchangeWords {
             peers,
             passed,
             left,
+            ended: AtomicU64::new(0),
             last: Mutex::new(Last { step: 0, sent }),
             abandoned: AtomicBool::new(false),
             _memory: memory,
@@ -188,13 +221,30 @@ impl ExchangeWords {
         let lacking = peer.first_lacking();
         let from = if unsent { lacking.min(step) } else { lacking };
         if from <= step && !peer.is_lost(from) {
-            peer.lose(from);
+            peer.lose(from, self.ended());
         }
     }
 
-    /// Releases all waits.
+    /// The last step whose record has ended.
+    pub fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the record of a step ends.
+    pub fn end(&self, step: u64) {
+        self.ended.fetch_max(step, Ordering::Relaxed);
+    }
+
+    /// Releases all waits, for good: a peer that is late does not undo it for kernels.
     pub fn release(&self) {
-        self.peers.iter().for_each(|peer| peer.lose(0));
+        for peer in &self.peers {
+            peer.lost.store(0, Ordering::Relaxed);
+            // As in `PeerState::close`.
+            for word in peer.ready.iter().chain(&peer.arrived) {
+                let _ = word.store(RELEASED);
+            }
+            let _ = peer.closed.store(DROPPED);
+        }
     }
 }
 
@@ -217,22 +267,12 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Which word of the peer the step lacks.
-    pub fn lacks(&self, peer: &PeerState) -> Option<Lacking> {
-        let at = parity(self.number);
-        match () {
-            () if !reached(&peer.ready[at], self.number) => Some(Lacking::Ready),
-            () if !reached(&peer.arrived[at], self.number) => Some(Lacking::Data),
-            () => None,
-        }
-    }
-
     /// The first peer for whose word a stream waits now.
     pub fn lack(&self) -> Option<(&PeerState, Lacking)> {
-        let lacks = |peer| Some((peer, self.lacks(peer)?));
         let lacking = |what| {
-            let mut peers = self.words.peers.iter().filter_map(lacks);
-            peers.find(|(_, lacking)| *lacking == what)
+            let mut peers = self.words.peers.iter();
+            let peer = peers.find(|peer| peer.lacks(self.number) == Some(what))?;
+            Some((peer, what))
         };
         lacking(Lacking::Ready).or_else(|| lacking(Lacking::Data).filter(|_| self.wait.is_some()))
     }
@@ -270,27 +310,18 @@ mod tests {
         Arc::new(ExchangeWords::new(peers, steps, Vec::new()))
     }
 
-    fn step(words: &Arc<ExchangeWords>, number: u64) -> Step {
-        Step {
-            words: Arc::clone(words),
-            number,
-            wait: Some(0),
-            done: None,
-        }
-    }
-
     #[test]
     fn step_lacks_its_own_words_only() {
         let words = words();
         let peer = &words.peers[0];
-        assert_eq!(step(&words, 1).lacks(peer), Some(Lacking::Ready));
-        assert_eq!(step(&words, 2).lacks(peer), Some(Lacking::Ready));
+        assert_eq!(peer.lacks(1), Some(Lacking::Ready));
+        assert_eq!(peer.lacks(2), Some(Lacking::Ready));
         peer.ready[1].store(1).unwrap();
-        assert_eq!(step(&words, 1).lacks(peer), Some(Lacking::Data));
-        assert_eq!(step(&words, 2).lacks(peer), Some(Lacking::Ready));
+        assert_eq!(peer.lacks(1), Some(Lacking::Data));
+        assert_eq!(peer.lacks(2), Some(Lacking::Ready));
         peer.arrived[1].store(1).unwrap();
-        assert_eq!(step(&words, 1).lacks(peer), None);
-        assert_eq!(step(&words, 3).lacks(peer), Some(Lacking::Ready));
+        assert_eq!(peer.lacks(1), None);
+        assert_eq!(peer.lacks(3), Some(Lacking::Ready));
     }
 
     #[test]
@@ -311,7 +342,14 @@ mod tests {
             let lost_here = lost <= 2;
             let expected: Vec<bool> = (1..5).map(|n| lost_here && n >= lost).collect();
             assert_eq!(failed, expected, "{arrived:?} {unsent}");
-            assert_eq!(reached(&peer.arrived[0], 1000), lost_here);
+            // The word of a step that has not ended is kept.
+            let is_released = || reached(&peer.arrived[0], 1000);
+            assert_eq!(is_released(), lost_here && arrived[0] == 0);
+            if lost_here {
+                words.end(2);
+                peer.release_waits(words.ended());
+                assert!(is_released());
+            }
             assert_eq!(peer.closed.load().unwrap(), u64::from(lost_here));
         }
     }

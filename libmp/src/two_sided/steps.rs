@@ -26,17 +26,23 @@ impl Engine {
             self.find_failed_puts(state, key, &words, number);
         }
         for (at, peer) in words.peers.iter().enumerate() {
-            if let Some(status) = state.given_up(peer.rank)
-                && !peer.is_lost(number)
-            {
-                peer.close();
-                let unsent = matches!(state.sent(&words, at, number), Some(false));
-                // Stored before the streams continue.
-                if unsent || state.fails_step(key, peer.rank) {
-                    self.set_error(status);
+            let Some(status) = state.given_up(peer.rank) else {
+                continue;
+            };
+            if peer.is_lost(number) {
+                // The peer was late: it has stored its word over the one that releases.
+                if peer.lacks(number).is_some() {
+                    peer.release_waits(words.ended());
                 }
-                words.lose(peer, number, unsent);
+                continue;
             }
+            peer.close();
+            let unsent = matches!(state.sent(&words, at, number), Some(false));
+            // Stored before the streams continue.
+            if unsent || state.fails_step(key, peer.rank) {
+                self.set_error(status);
+            }
+            words.lose(peer, number, unsent);
         }
         if passed || self.is_over(state, key, &words) {
             self.end_step(state, key);
@@ -69,6 +75,7 @@ impl Engine {
             requests, peers, ..
         } = &mut *state;
         if let Some(step) = requests.get(key).and_then(Entry::step) {
+            step.words.end(step.number);
             let here = |peer: &&PeerState| !peer.is_lost(step.number);
             for peer in step.words.peers.iter().filter(here) {
                 if let Some(Peer { counts, .. }) = peers.get_mut(peer.rank) {
@@ -117,14 +124,17 @@ impl Engine {
         }
     }
 
-    /// Whether a step without a wait has ended because no handle is left, and its puts have ended.
+    /// Whether a step without a wait has ended because no handle is left, and its puts and its kernel have ended.
     fn is_over(&self, state: &mut State, key: RequestKey, words: &ExchangeWords) -> bool {
         let step = state.requests.get(key).and_then(Entry::step);
         let Some(number) = step.filter(|step| step.wait.is_none()).map(|s| s.number) else {
             return false;
         };
         let ended = |at: usize| state.sent(words, at, number).is_some();
-        words.is_abandoned() && (0..words.peers.len()).all(ended)
+        let has_kernel = words.last().has_kernel(number);
+        words.is_abandoned()
+            && (!has_kernel || reached(&words.left, number))
+            && (0..words.peers.len()).all(ended)
     }
 }
 
@@ -162,6 +172,6 @@ impl State {
         let Some(at) = peers.position(|peer| peer.rank == rank) else {
             return false;
         };
-        step.lacks(&words.peers[at]).is_some() || self.sent(&words, at, number) != Some(true)
+        words.peers[at].lacks(number).is_some() || self.sent(&words, at, number) != Some(true)
     }
 }

@@ -226,11 +226,13 @@ impl Engine {
             ),
             Some(Lack::Neighbour(Lacking::Ready)) => (
                 format!("its ready word has not arrived{within}"),
-                "; check that it calls Neighbourhood::ready_on or ready in each step".to_owned(),
+                "; check that it calls Neighbourhood::ready_on, exchange_on or ready in each step"
+                    .to_owned(),
             ),
             Some(Lack::Neighbour(Lacking::Data)) => (
                 format!("its data has not arrived{within}"),
-                "; check that it calls Neighbourhood::send_on or send in each step".to_owned(),
+                "; check that it calls Neighbourhood::send_on, exchange_on or send in each step"
+                    .to_owned(),
             ),
             Some(Lack::Rank) => {
                 let number = entry.number;

@@ -1,5 +1,6 @@
-//! Steps with both neighbours in a ring and with the rank itself, of strided pieces. Each rank changes between
-//! a stream and the CPU every few steps; even and odd ranks use different ones.
+//! Steps with both neighbours in a ring, with and without the rank itself, of strided pieces. Each rank changes between
+//! a stream and the CPU every few steps; even and odd ranks use different ones. On a stream, steps with even
+//! numbers are one call.
 
 use gdsync::gpu::MemoryKind;
 use mp::{Context, Neighbour};
@@ -26,6 +27,13 @@ const ITSELF: u32 = 5;
 
 /// Runs one rank, with pieces in memory of this kind.
 pub fn steps(ctx: &Context, kind: MemoryKind) -> Verdict {
+    steps_with(ctx, kind, true)?;
+    // Without the rank itself, a call can be one kernel.
+    steps_with(ctx, kind, false)?;
+    Ok(ctx.close(time_limit())?)
+}
+
+fn steps_with(ctx: &Context, kind: MemoryKind, itself: bool) -> Verdict {
     let (limit, me, size) = (time_limit(), ctx.rank(), ctx.size());
     let (right, left) = ((me + 1) % size, (me + size - 1) % size);
     let around = [
@@ -33,10 +41,11 @@ pub fn steps(ctx: &Context, kind: MemoryKind) -> Verdict {
         (right, RIGHTWARDS, LEFTWARDS),
         (me, ITSELF, ITSELF),
     ];
+    let around = &around[..around.len() - usize::from(!itself)];
     let out = ctx.alloc(kind, around.len() * ROOM)?;
     let into = ctx.alloc(kind, around.len() * ROOM)?;
     let mut neighbours = Vec::new();
-    for (i, (rank, send, receive)) in around.into_iter().enumerate() {
+    for (i, &(rank, send, receive)) in around.iter().enumerate() {
         let mut one = Neighbour::new(rank, send, receive);
         for [first, len, stride, count] in SENT {
             one = one.send(out.strided(i * ROOM + first, len, stride, count)?);
@@ -49,14 +58,18 @@ pub fn steps(ctx: &Context, kind: MemoryKind) -> Verdict {
     let halo = ctx.neighbourhood().neighbours(neighbours).build()?;
     let stream = ctx.gpu().stream()?;
     for step in 0..STEPS {
-        for (i, (_, tag, _)) in around.into_iter().enumerate() {
+        for (i, &(_, tag, _)) in around.iter().enumerate() {
             out.write(i * ROOM, &image(me, tag, step, SENT))?;
         }
         into.write(0, &vec![EMPTY; around.len() * ROOM])?;
         if (step / TURN + me as usize).is_multiple_of(2) {
-            halo.ready_on(&stream)?;
-            halo.send_on(&stream)?;
-            halo.wait_on(&stream)?;
+            if step.is_multiple_of(2) {
+                halo.exchange_on(&stream)?;
+            } else {
+                halo.ready_on(&stream)?;
+                halo.send_on(&stream)?;
+                halo.wait_on(&stream)?;
+            }
             ctx.synchronize(&stream, limit)?;
         } else {
             halo.ready()?;
@@ -64,14 +77,13 @@ pub fn steps(ctx: &Context, kind: MemoryKind) -> Verdict {
             halo.wait(limit)?;
         }
         let mut got = vec![0; ROOM];
-        for (i, (rank, _, tag)) in around.into_iter().enumerate() {
+        for (i, &(rank, _, tag)) in around.iter().enumerate() {
             into.read(i * ROOM, &mut got)?;
             ensure(got == image(rank, tag, step, RECEIVED), || {
                 format!("wrong bytes of rank {rank} under tag {tag} in step {step}")
             })?;
         }
     }
-    ctx.close(limit)?;
     Ok(())
 }
 

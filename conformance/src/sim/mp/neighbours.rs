@@ -1,7 +1,7 @@
 //! Random neighbourhoods: ranks with any number of edges between them, also to themselves and
 //! several to one rank, with pieces of any shape at both ends, in any kind of memory, with and
-//! without double buffering. Streams run ahead of the CPU, and some steps are by the CPU. What has
-//! arrived in each step is compared with a serial run of the program.
+//! without double buffering. Streams run ahead of the CPU and make some steps by one call, and some steps are by the
+//! CPU. What has arrived in each step is compared with a serial run of the program.
 
 use std::rc::Rc;
 
@@ -233,12 +233,17 @@ impl<'a> Part<'a> {
                 self.synchronize();
             }
             let ahead = double && rng.bool() && step + 1 < steps;
-            while ready < step + 1 + usize::from(ahead) {
+            // One call executes the calls that are missing.
+            let whole = by_stream && rng.bool();
+            let left_out = whole && !ahead && rng.u8(0..4) > 0;
+            let due = step + 1 + usize::from(ahead) - usize::from(left_out);
+            while ready < due {
                 self.send_ready(by_stream);
                 ready += 1;
             }
+            ready = ready.max(step + 1);
             match by_stream {
-                true => self.on_stream(step),
+                true => self.on_stream(step, whole),
                 false => self.by_cpu(step),
             }
         }
@@ -264,13 +269,17 @@ impl<'a> Part<'a> {
         sent.expect("ready");
     }
 
-    fn on_stream(&self, step: usize) {
+    fn on_stream(&self, step: usize, whole: bool) {
         let (stream, half) = (&self.stream, self.half);
         let span = |memory: &Memory, at: usize| memory.region().span(at, half).expect("a span");
         let copy = |to, from| stream.copy(&to, &from).expect("enqueued");
         copy(span(&self.field, 0), span(&self.script, step * half));
-        self.halo.send_on(stream).expect("send");
-        self.halo.wait_on(stream).expect("wait");
+        if whole {
+            self.halo.exchange_on(stream).expect("exchange");
+        } else {
+            self.halo.send_on(stream).expect("send");
+            self.halo.wait_on(stream).expect("wait");
+        }
         copy(span(&self.log, step * half), span(&self.field, half));
     }
 

@@ -278,6 +278,7 @@ fn module_contains_every_kernel_with_its_parameter_size() {
         ("mp_strided", size_of::<Pieces>()),
         ("mp_moves", size_of::<Moves>()),
         ("mp_step", size_of::<StepParts>()),
+        ("mp_whole_step", size_of::<WholeStep>()),
         ("mp_ready", size_of::<ReadyWords>()),
         ("mp_collect", size_of::<Collect>()),
     ];

@@ -1,5 +1,7 @@
 //! Tests of the kernels of a neighbourhood's step ([`StepParts`], [`ReadyWords`]).
 
+mod whole_step;
+
 use zerocopy::IntoBytes;
 
 use super::*;
@@ -30,6 +32,8 @@ const PLACE: usize = 0x400;
 const PARTS: usize = 3;
 /// More than any number of steps; the library stores it for a peer that was given up.
 const RELEASED: u64 = 1 << 62;
+/// The library stores it into `closed` when the context is dropped.
+const DROPPED: u64 = 2;
 
 fn byte(part: usize, i: usize) -> u8 {
     (part * 31 + i * 7 + i / 251) as u8
