@@ -87,12 +87,15 @@ GDS_DEVICE void take(const Unpack<1>& p) {
             return reached(gds::load_acquire_sys(word_at(p.word)), seq(p));
         };
         auto close = [&](bool, u64 len) {
-            if (wide) return end_share(p, len, 1, false);
             precede_end(p, {kSuccess, len, 0}, true);
             return_credit(p, 0);
             succeed(p, len, 0);
         };
-        if (take_usual(wanted, large, wait, stop, close)) return;
+        auto close_share = [&](bool, u64 len) { end_share(p, len, 1, false); };
+        // Code for each, because a kernel loads what it executes.
+        const bool taken = wide ? take_usual(wanted, false, wait, stop, close_share)
+                                : take_usual(wanted, large, wait, stop, close);
+        if (taken) return;
     }
     const u32 number = seq(p);
     const u64* lines = wide ? word_at(p.long_room) : room(p).lines();
