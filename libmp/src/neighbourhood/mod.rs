@@ -4,8 +4,8 @@
 //! `spec` has the neighbours as the application names them, `join` exchanges their records,
 //! `exchange` has what is fixed after that: memory, addresses, and the tables of moves between the
 //! pieces and the memory that the NIC uses. `by_stream` and `by_cpu` execute the three
-//! parts of a step: ready, send and wait; `by_stream` also all of them in one call. `request::step` has the words of an exchange and the
-//! record of a step.
+//! parts of a step: ready, send and wait; `by_stream` also all of them in one call. `request::step`
+//! has the words of an exchange and the record of a step.
 //!
 //! Each part is one [`crate::plan::Plan`] over all neighbours. On a stream, `by_kernel` executes the
 //! part of neighbours whose memory is mapped: one kernel, which waits for their words itself. One kernel can
