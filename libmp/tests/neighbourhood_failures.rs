@@ -10,7 +10,7 @@ use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
 use mp::{Context, Error, Kind, Memory, Neighbour, Neighbourhood, PathChoice, SendOp};
 use sim::gate::Gate;
-use sim::{Death, LIMIT, Rank, pair, peer_failed, play, secs};
+use sim::{Death, LIMIT, Rank, STEP_WAYS, pair, peer_failed, play, secs, step_on};
 
 const LEN: usize = 500;
 
@@ -24,13 +24,6 @@ struct Part {
     /// Streams make steps by one call.
     whole: bool,
 }
-
-/// The path to the neighbours, and whether streams make steps by one call.
-const WAYS: [(PathChoice, bool); 3] = [
-    (PathChoice::Nic, false),
-    (PathChoice::Ipc, false),
-    (PathChoice::Ipc, true),
-];
 
 /// The tag of the data from one rank to another.
 fn tag(from: u32, to: u32) -> u32 {
@@ -75,12 +68,7 @@ impl Part {
     }
 
     fn step(&self, stream: &Stream) -> mp::Result<()> {
-        if self.whole {
-            return self.halo.exchange_on(stream);
-        }
-        self.halo.ready_on(stream)?;
-        self.halo.send_on(stream)?;
-        self.halo.wait_on(stream)
+        step_on(&self.halo, stream, self.whole)
     }
 
     fn write(&self, step: u64) {
@@ -393,9 +381,9 @@ const STAGES: u64 = 3;
 fn lost_neighbour_fails_the_step_and_the_others_complete() {
     for (i, death) in (0..Death::ALL.len() as u64 * STAGES).zip(Death::ALL.into_iter().cycle()) {
         let stage = i % STAGES;
-        let by_stream = WAYS.map(|way| (way, true));
+        let by_stream = STEP_WAYS.map(|way| (way, true));
         // By mapped memory, calls of the CPU find no silent rank.
-        let by_cpu = [(WAYS[0], false)];
+        let by_cpu = [(STEP_WAYS[0], false)];
         for ((path, whole), by_stream) in by_stream.into_iter().chain(by_cpu) {
             println!("{death:?} {stage} {path:?} {whole} {by_stream}");
             play(i, 3, move |rank| {
@@ -468,7 +456,7 @@ fn a_late_neighbour_is_awaited_under_the_longest_timeout() {
 fn neighbour_may_die_at_any_moment() {
     for seed in 0..80 {
         let death = Death::ALL[seed as usize % 4];
-        let (path, whole) = WAYS[seed as usize / 4 % WAYS.len()];
+        let (path, whole) = STEP_WAYS[seed as usize / 4 % STEP_WAYS.len()];
         play(seed, 3, move |rank| {
             let ctx = rank.open(|b| death.build_one_sided(b).path(path).timeout(secs(2)));
             let part = Part::new(rank, &ctx, seed / 12 % 3 == 0).whole(whole);
@@ -509,7 +497,7 @@ fn neighbour_may_die_at_any_moment() {
 
 #[test]
 fn late_neighbour_is_named_and_given_up_after_the_timeout() {
-    for ((path, whole), stage) in WAYS.into_iter().flat_map(|way| [(way, 0), (way, 1)]) {
+    for ((path, whole), stage) in STEP_WAYS.into_iter().flat_map(|way| [(way, 0), (way, 1)]) {
         let run = pair(
             move |b| b.path(path).timeout(secs(3)).watchdog(secs(1)),
             move |rank, ctx| {

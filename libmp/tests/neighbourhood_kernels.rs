@@ -10,7 +10,7 @@ use gds_step::Time;
 use gdsync::gpu::{MemoryKind, Observer, Passed, Stream, Work};
 use mp::{Context, Memory, Neighbour, Neighbourhood, Path, PathChoice};
 use sim::gate::Gate;
-use sim::{LIMIT, Rank, play, secs};
+use sim::{LIMIT, Rank, play, secs, step_on};
 
 /// Bytes that a rank sends to each other rank, and room for its pieces.
 const LEN: usize = 600;
@@ -95,12 +95,7 @@ impl Part {
 
     /// Enqueues a step, by one call or by three.
     fn enqueue(&self, stream: &Stream, whole: bool) {
-        if whole {
-            return self.halo.exchange_on(stream).unwrap();
-        }
-        self.halo.ready_on(stream).unwrap();
-        self.halo.send_on(stream).unwrap();
-        self.halo.wait_on(stream).unwrap();
+        step_on(&self.halo, stream, whole).unwrap();
     }
 
     fn on(&self, stream: &Stream, whole: bool) {

@@ -1,5 +1,5 @@
-//! Streams that are behind when a neighbour by mapped memory is lost: its late words release no wait for good, and
-//! its data that has arrived is unpacked.
+//! Streams that are behind when a neighbour by mapped memory is lost: its late words stop no stream, and its data that
+//! has arrived is unpacked.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -8,7 +8,7 @@ use gdsync::Stream;
 use gdsync::gpu::MemoryKind;
 use mp::{Context, Memory, Neighbour, Neighbourhood, PathChoice};
 use sim::gate::Gate;
-use sim::{LIMIT, Rank, peer_failed, play, secs};
+use sim::{LIMIT, Rank, peer_failed, play, secs, step_on};
 
 /// Bytes that a rank sends to each other one.
 const LEN: usize = 64;
@@ -46,12 +46,7 @@ impl Part {
     }
 
     fn step(&self, whole: bool) {
-        if whole {
-            return self.halo.exchange_on(&self.stream).unwrap();
-        }
-        self.halo.ready_on(&self.stream).unwrap();
-        self.halo.send_on(&self.stream).unwrap();
-        self.halo.wait_on(&self.stream).unwrap();
+        step_on(&self.halo, &self.stream, whole).unwrap();
     }
 
     fn play(&self, whole: bool) {

@@ -5,9 +5,9 @@
 mod sim;
 
 use gdsync::gpu::MemoryKind;
-use mp::{Context, Memory, NULL_RANK, Neighbour, Neighbourhood, PathChoice};
+use mp::{Context, Memory, NULL_RANK, Neighbour, Neighbourhood};
 use sim::gate::Gate;
-use sim::{LIMIT, Rank, SMALL, pair, slice};
+use sim::{LIMIT, Rank, SMALL, STEP_WAYS, pair, slice, step_on};
 
 const LEN: usize = 100;
 const PIECES: usize = 40;
@@ -84,12 +84,10 @@ fn step_may_have_any_number_of_messages_between_its_calls() {
 #[test]
 fn neighbourhood_may_be_dropped_while_its_stream_is_behind() {
     let cases = [(false, false), (true, false), (false, true), (true, true)];
-    let ways = [
-        (PathChoice::Nic, false),
-        (PathChoice::Ipc, false),
-        (PathChoice::Ipc, true),
-    ];
-    for ((double, own), (path, whole)) in cases.into_iter().flat_map(|c| ways.map(|way| (c, way))) {
+    let all = cases
+        .into_iter()
+        .flat_map(|case| STEP_WAYS.map(|way| (case, way)));
+    for ((double, own), (path, whole)) in all {
         pair(
             move |b| b.path(path),
             move |rank, ctx| {
@@ -100,13 +98,7 @@ fn neighbourhood_may_be_dropped_while_its_stream_is_behind() {
                     let halo = build(rank, ctx, &memory, double, own);
                     let gate = Gate::new(ctx.gpu());
                     for step in 0..3 {
-                        if whole {
-                            halo.exchange_on(&stream).unwrap();
-                        } else {
-                            halo.ready_on(&stream).unwrap();
-                            halo.send_on(&stream).unwrap();
-                            halo.wait_on(&stream).unwrap();
-                        }
+                        step_on(&halo, &stream, whole).unwrap();
                         if step == 0 {
                             assert!(stream.synchronize(LIMIT).unwrap());
                             gate.hold(&stream);

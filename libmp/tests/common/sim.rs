@@ -16,7 +16,9 @@ use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
 use gdsync::rdma::Device;
 use gdsync::{EmulatedOptions, Gpu, Status};
 use mp::bootstrap::Local;
-use mp::{Bootstrap, Builder, Context, Kind, PathChoice, Progress, Request, Slice, Source};
+use mp::{
+    Bootstrap, Builder, Context, Kind, Neighbourhood, PathChoice, Progress, Request, Slice, Source,
+};
 use vmlx5::fabric::NodeId;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig};
@@ -369,6 +371,23 @@ pub fn peer_failed(e: &mp::Error, rank: u32) {
 /// As [`exchange_on`], on a new stream.
 pub fn exchange(ctx: &Context, with: u32, tag: u32) {
     exchange_on(ctx, with, tag, &ctx.gpu().stream().unwrap());
+}
+
+/// The path to the neighbours, and whether a stream makes a step by one call: what [`step_on`] can do.
+pub const STEP_WAYS: [(PathChoice, bool); 3] = [
+    (PathChoice::Nic, false),
+    (PathChoice::Ipc, false),
+    (PathChoice::Ipc, true),
+];
+
+/// Enqueues a step of a neighbourhood, by one call or by three.
+pub fn step_on(halo: &Neighbourhood, stream: &Stream, whole: bool) -> mp::Result<()> {
+    if whole {
+        return halo.exchange_on(stream);
+    }
+    halo.ready_on(stream)?;
+    halo.send_on(stream)?;
+    halo.wait_on(stream)
 }
 
 /// Exchanges messages in both directions under `tag`, small and large, on a stream and by the CPU.
