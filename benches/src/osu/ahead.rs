@@ -154,7 +154,7 @@ impl<'r> Batches<'r> {
         let warmup = common.warmup(play.pattern, size);
         let most = (BATCH / play.window).max(1);
         for timed in &mut *ends {
-            timed.end.set(way, size);
+            timed.end.set(way, size)?;
         }
         for number in 0..=warmup {
             let mut left = match number < warmup {

@@ -53,6 +53,10 @@ pub struct End<'e> {
     /// Messages of the stream use no kernel.
     zero_sm: bool,
     size: usize,
+    /// The payload to send and the one to receive, and the time limit of waits for them: an application
+    /// makes these once, not for each message.
+    payloads: [Slice; 2],
+    limit: Duration,
     ahead: Ahead,
 }
 
@@ -154,6 +158,8 @@ impl<'e> End<'e> {
             poster: Poster::Cpu,
             zero_sm: common.zero_sm,
             size: 0,
+            payloads: [memory.slice(0, 0)?, memory.slice(0, 0)?],
+            limit: rank.left(),
             context: context.clone(),
             stream,
             rank,
@@ -178,9 +184,12 @@ impl<'e> End<'e> {
     }
 
     /// Sets the poster and the size of the operations that follow.
-    pub fn set(&mut self, way: Way, size: u64) {
+    pub fn set(&mut self, way: Way, size: u64) -> Result<()> {
         self.poster = way.poster;
         self.size = size as usize;
+        self.payloads = [self.payload(0)?, self.payload(self.most)?];
+        self.limit = self.left();
+        Ok(())
     }
 
     /// Whether this rank begins.
@@ -263,12 +272,12 @@ impl<'e> End<'e> {
 
     /// Sends the payload.
     pub fn send(&self) -> Result<Request> {
-        self.isend(PAYLOAD, &self.payload(0)?)
+        self.isend(PAYLOAD, &self.payloads[0])
     }
 
     /// Receives a payload.
     pub fn recv(&self) -> Result<Request> {
-        self.irecv(PAYLOAD, &self.payload(self.most)?)
+        self.irecv(PAYLOAD, &self.payloads[1])
     }
 
     /// The receive of this round; also posts those of the next rounds.
@@ -308,7 +317,7 @@ impl<'e> End<'e> {
     /// Waits for requests, on the CPU or by the stream.
     pub fn wait(&self, requests: &[Request]) -> Result<()> {
         match self.stream() {
-            None => mp::wait_all(requests, self.left()).map(drop)?,
+            None => mp::wait_all(requests, self.limit).map(drop)?,
             Some(stream) => self.context.wait_all_on(stream, requests)?,
         }
         Ok(())
@@ -316,7 +325,7 @@ impl<'e> End<'e> {
 
     /// Puts the payload.
     pub fn put(&self) -> Result<Request> {
-        let (from, peer, to) = (&self.payload(0)?, self.peer, self.most);
+        let (from, peer, to) = (&self.payloads[0], self.peer, self.most);
         Ok(match self.stream() {
             None => self.window.put(peer, to, from)?,
             Some(stream) => self.window.put_on(stream, peer, to, from)?,
@@ -334,7 +343,7 @@ impl<'e> End<'e> {
 
     /// Gets the payload of the peer.
     pub fn get(&self) -> Result<Request> {
-        let (into, peer) = (&self.payload(self.most)?, self.peer);
+        let (into, peer) = (&self.payloads[1], self.peer);
         Ok(match self.stream() {
             None => self.window.get(peer, 0, into)?,
             Some(stream) => self.window.get_on(stream, peer, 0, into)?,
@@ -352,7 +361,7 @@ impl<'e> End<'e> {
     /// Puts the payload, with a signal behind it.
     pub fn put_signal(&mut self) -> Result<Request> {
         let (place, value) = self.next_signal();
-        let (from, peer, to) = (&self.payload(0)?, self.peer, self.most);
+        let (from, peer, to) = (&self.payloads[0], self.peer, self.most);
         let window = &self.window;
         Ok(match self.stream() {
             None => window.put_signal(peer, to, from, place, value)?,

@@ -27,7 +27,7 @@ pub enum Pattern {
 
 /// Measures one size in one way: verified rounds, then timed ones. Returns the time in nanoseconds.
 pub fn measure(end: &mut End<'_>, play: &Play, (size, way): (u64, Way)) -> Result<u64> {
-    end.set(way, size);
+    end.set(way, size)?;
     let warmup = play.common.warmup(play.pattern, size);
     let mut elapsed = 0;
     for number in 0..=warmup {
