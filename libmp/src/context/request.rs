@@ -261,15 +261,15 @@ impl Request {
         let _call = self.observe(c"wait", None);
         let key = self.listed(WAIT)?;
         let (mut answer, mut counted) = (Ok(None), false);
-        engine.wait_until(limit, &mut |state| {
+        engine.wait_for(limit, &mut |state| {
             if !std::mem::replace(&mut counted, true) {
                 state.count_wait(key);
             }
-            let settled = engine.visit_and_is_settled(state, key);
-            if settled {
-                answer = engine.answer(WAIT, state, key);
+            if !engine.visit_and_is_settled(state, key) {
+                return Some(key);
             }
-            settled
+            answer = engine.answer(WAIT, state, key);
+            None
         });
         answer?.ok_or_else(|| self.late(limit))
     }
@@ -391,31 +391,25 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
         return Ok(Vec::new());
     };
     let _call = engine.observers.call(c"wait_all", Facts::default);
-    let mut open = 0;
-    let ended = engine.wait_until(limit, &mut |state| {
-        while let Some(request) = requests.get(open) {
-            if !engine.visit_and_is_settled(state, request.key()) {
-                return false;
+    let keys = || requests.iter().map(Request::key);
+    let (mut open, mut ends) = (keys(), Ok(Vec::new()));
+    let mut next = open.next();
+    let ended = engine.wait_for(limit, &mut |state| {
+        while let Some(key) = next {
+            if !engine.visit_and_is_settled(state, key) {
+                return Some(key);
             }
-            open += 1;
+            next = open.next();
         }
-        true
+        ends = engine.answers(state, keys());
+        None
     });
-    if !ended && let Some(request) = requests.get(open) {
+    if !ended && let Some(request) = requests.iter().find(|r| Some(r.key()) == next) {
         // A failed request may be the reason why another is late.
-        let failed = engine.first_of(requests.iter().map(|r| r.key()));
-        return Err(failed.unwrap_or_else(|| request.late(limit)));
+        engine.answers(&mut engine.lock(), keys())?;
+        return Err(request.late(limit));
     }
-    if let Some(e) = engine.first_of(requests.iter().map(|r| r.key())) {
-        return Err(e);
-    }
-    let state = engine.lock();
-    let done = |request: &Request| -> Result<Done> {
-        engine
-            .outcome(WAIT, &state, request.key())?
-            .ok_or_else(|| Error::new(WAIT, Kind::Timeout, "a request has not ended; wait again"))
-    };
-    requests.iter().map(done).collect()
+    ends
 }
 
 /// Waits on the CPU, at most `limit`, until one of the requests has ended; returns its index and

@@ -212,12 +212,12 @@ impl Lane {
         &self,
         pieces: impl Iterator<Item = Piece<'a>>,
         to: Span,
-        words: [u64; 2],
-        pair: Span,
+        words: &[u64],
+        place: Span,
     ) -> Result<bool> {
-        match (&self.copy, to, pair) {
-            (Some(lane), Span::Copy(to), Span::Copy(pair)) => {
-                lane.copy_now(pieces.map(Piece::copy), to, words, pair)
+        match (&self.copy, to, place) {
+            (Some(lane), Span::Copy(to), Span::Copy(place)) => {
+                lane.copy_now(pieces.map(Piece::copy), to, words, place)
             }
             _ => Ok(false),
         }

@@ -201,6 +201,11 @@ impl Slice {
         &self.memory
     }
 
+    /// Whether it is the last handle on its memory.
+    pub(crate) fn is_last(&self) -> bool {
+        Arc::strong_count(&self.memory.0) == 1
+    }
+
     /// The offset of the first byte in the memory, in bytes.
     pub fn offset(&self) -> usize {
         self.offset

@@ -344,6 +344,13 @@ impl Table {
         if let Some(receive) = self.receive_mut(key) {
             receive.result_in_host = true;
         }
+        if let Some(entry) = self.get(key)
+            && let Some(status) = entry.status()
+            && self.result_word(key).load().unwrap_or(0) == 0
+        {
+            // A message that the CPU copied at once has ended without it.
+            self.set_result(key, status, entry.len);
+        }
         self.result_addr(key)
     }
 

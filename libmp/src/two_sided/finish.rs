@@ -76,8 +76,7 @@ impl Engine {
         {
             peer.zero_sm.ended(message.sends, tag, number);
         }
-        let last = |slice: &Slice| std::sync::Arc::strong_count(&slice.memory().0) == 1;
-        if segments.as_slice().iter().any(last) {
+        if segments.as_slice().iter().any(Slice::is_last) {
             state.trash.segments.push(segments);
         }
         let memory = &mut state.trash.memory;

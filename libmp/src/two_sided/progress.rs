@@ -99,9 +99,10 @@ impl Engine {
     }
 
     /// Advances the CPU's sends and the receives that the CPU takes in, and nothing else: the work
-    /// of a waiting call at each check.
-    pub(crate) fn push_all(&self, state: &mut State) {
-        self.copy(state);
+    /// of a waiting call at each check. Not the request `visited`, which the call has advanced. `true`:
+    /// there are others.
+    pub(crate) fn push_all(&self, state: &mut State, visited: Option<RequestKey>) -> bool {
+        let mut any = self.copy(state);
         let mut keys = std::mem::take(&mut state.keys);
         let active = |entry: &Entry| {
             let posted = |receive: &Incoming| receive.state == ReceiveState::Posted;
@@ -111,11 +112,14 @@ impl Engine {
         };
         keys.clear();
         let open = state.requests.iter().filter(|(_, entry)| active(entry));
-        keys.extend(open.map(|(key, _)| key).take(SLICE));
+        let others = open.map(|(key, _)| key).filter(|key| visited != Some(*key));
+        keys.extend(others.take(SLICE));
         for key in &keys {
             self.advance(state, *key);
         }
+        any |= !keys.is_empty();
         state.keys = keys;
+        any
     }
 
     /// Advances one request. `true`: its state changed.

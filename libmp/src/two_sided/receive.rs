@@ -48,6 +48,12 @@ impl Engine {
             return self.null(spec.tag, || Operation::Receive(Incoming::default()), post);
         }
         let large = self.is_large(spec.from, len)?;
+        if post
+            && !large
+            && let Some(key) = self.recv_at_once(spec, len)
+        {
+            return Ok(key);
+        }
         let apart = spec.segments.len() > 1;
         let needs_staging =
             large && (apart || self.is_staged_by_tcp(spec.from, &spec.on, spec.segments, len)?);
@@ -349,7 +355,12 @@ fn advertise_by_cpu(
 ///
 /// # Errors
 /// `QueueFull`, with the limit.
-fn check_room(channel: &mut RecvChannel, requests: &Table, rank: u32, tag: u32) -> Result<()> {
+pub(super) fn check_room(
+    channel: &mut RecvChannel,
+    requests: &Table,
+    rank: u32,
+    tag: u32,
+) -> Result<()> {
     let newest = *channel.newest(channel.numbers.next());
     let before = newest.and_then(|key| requests.get(key)?.receive());
     let unclaimed = before.is_some_and(|before| {

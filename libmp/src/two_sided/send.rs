@@ -57,12 +57,17 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
 
 /// Copies an eager message of the CPU. `false`: it has to be posted.
 #[inline]
-fn copy_now(lane: &Lane, channel: &SendChannel, common: &Common) -> Result<bool> {
-    let number = common.number;
-    let pieces = common.segments.as_slice().iter().map(Slice::piece);
-    let half = word::word(number, WordKind::Eager, common.len);
+pub(super) fn copy_now(
+    lane: &Lane,
+    channel: &SendChannel,
+    number: u64,
+    segments: &[Slice],
+    len: u64,
+) -> Result<bool> {
+    let pieces = segments.iter().map(Slice::piece);
+    let half = word::word(number, WordKind::Eager, len);
     let (to, pair) = (channel.payload(number)?, channel.pair(number)?);
-    lane.copy_now(pieces, to, [half; 2], pair)
+    lane.copy_now(pieces, to, &[half; 2], pair)
 }
 
 /// Prepares an eager message: payload, then stamp. Returns the stamp.
@@ -167,6 +172,9 @@ impl Engine {
         }
         if spec.to == NULL_RANK {
             return self.null(spec.tag, || Operation::Send(Outgoing::default()), post);
+        }
+        if post && let Some(key) = self.send_at_once(spec, len) {
+            return Ok(key);
         }
         let whole = match (spec.packed, spec.size) {
             (None, SizeSource::Segments)
@@ -385,7 +393,7 @@ impl Engine {
             if let Some(ready) = channel.stale(number) {
                 ready.store(word::threshold(number))?;
             }
-            if copy_now(lane, channel, common)? {
+            if copy_now(lane, channel, number, segments, len)? {
                 self.finish(state, key, Status::SUCCESS, len);
                 return Ok(true);
             }

@@ -8,6 +8,7 @@ use std::sync::{Arc, MutexGuard, Weak};
 use std::thread::{self, ThreadId};
 
 use gds_step::Time;
+use gdsync::gpu::Word64;
 use gdsync::rdma::Doorbell;
 use gdsync::{Gpu, Status, Stream};
 
@@ -30,7 +31,7 @@ use crate::path::{Lane, Link};
 use crate::plan::Plan;
 use crate::region::Memory;
 use crate::request::collective::Team;
-use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
+use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, ReceiveState, Segments};
 use crate::request::fault::Faults;
 use crate::request::one_sided::Released;
 use crate::request::reached::Reached;
@@ -131,6 +132,21 @@ impl Pairs {
 
 fn is_current(id: &ThreadId) -> bool {
     *id == thread::current().id()
+}
+
+/// The word that the message of a receive changes, and its value so far.
+pub(crate) struct Awaited(Word64, u64);
+
+impl Awaited {
+    /// Loads the word until it changes, for longer than a check of the request takes.
+    pub fn poll(&self) {
+        const LOADS: usize = 32;
+        let changed = |_| {
+            std::hint::spin_loop();
+            self.0.load().ok() != Some(self.1)
+        };
+        let _ = (0..LOADS).any(changed);
+    }
 }
 
 impl State {
@@ -307,6 +323,16 @@ impl State {
     /// The channel from `rank` under `tag`.
     pub fn receiving(&self, rank: u32, tag: u32) -> Option<&RecvChannel> {
         self.peers.get(rank)?.channels.recvs.get(&tag)
+    }
+
+    /// What a short receive of the CPU waits for.
+    pub fn awaited(&self, key: RequestKey) -> Option<Awaited> {
+        let entry = self.requests.get(key)?;
+        let posted = entry.receive()?.state == ReceiveState::Posted;
+        let channel = self.receiving(entry.peer, entry.tag)?;
+        let word = channel.word(entry.number, entry.large);
+        let before = word.load().ok()?;
+        (posted && !entry.large).then(|| Awaited(word.clone(), before))
     }
 
     /// How `rank` failed, if it was given up.

@@ -10,6 +10,7 @@ use super::engine::Engine;
 use super::packed::staged;
 use super::state::State;
 use crate::error::Result;
+use crate::path::Lane;
 use crate::region::Slice;
 use crate::request::entry::{Common, Incoming};
 use crate::request::table::RequestKey;
@@ -61,18 +62,29 @@ impl Engine {
             Status::TRUNCATED => WordKind::TooLong,
             _ => WordKind::Failed,
         };
-        // Pinned memory, which the CPU reaches: it cannot fail.
-        let _ = channel.taken(number).store(word::word(number, kind, 0));
-        channel.side.taken_by_poster = false;
-        if let Some(run) = channel.count(number, 0, None) {
-            // A kernel may still take an earlier message of the run in.
-            match (run.from..run.to).all(|n| channel.is_taken(n)) {
-                true => _ = channel.credit_by_cpu(link.lane(0), run),
-                false => channel.keep_credit(run),
-            }
-        }
+        acknowledge(channel, link.lane(0), number, kind);
         self.finish(state, key, status, len);
         true
+    }
+}
+
+/// Stores that the CPU has taken message `number` in, and returns the credits that are due to its sender.
+#[inline]
+pub(super) fn acknowledge(
+    channel: &mut RecvChannel,
+    lane: Option<&mut Lane>,
+    number: u64,
+    kind: WordKind,
+) {
+    // Pinned memory, which the CPU reaches: it cannot fail.
+    let _ = channel.taken(number).store(word::word(number, kind, 0));
+    channel.side.taken_by_poster = false;
+    if let Some(run) = channel.count(number, 0, None) {
+        // A kernel may still take an earlier message of the run in.
+        match (run.from..run.to).all(|n| channel.is_taken(n)) {
+            true => _ = channel.credit_by_cpu(lane, run),
+            false => channel.keep_credit(run),
+        }
     }
 }
 

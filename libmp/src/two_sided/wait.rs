@@ -11,7 +11,7 @@ use super::config::Progress;
 use super::engine::{Engine, PERIOD};
 use super::marks::mark_others;
 use super::post::note_waiter;
-use super::state::{Guard, State, no_lane};
+use super::state::{Awaited, Guard, State, no_lane};
 use crate::error::{Error, Kind, Result, time};
 use crate::path::uncaptured;
 use crate::request::Done;
@@ -34,6 +34,9 @@ impl Engine {
 
     /// Advances a request as far as possible now.
     pub fn visit(&self, state: &mut State, key: RequestKey) {
+        if self.take_at_once(state, key) {
+            return;
+        }
         let entry = state.requests.get_mut(key);
         match entry.map(|entry| &mut entry.operation) {
             Some(Operation::ZeroSm(message)) => message.wanted = true,
@@ -112,17 +115,22 @@ impl Engine {
         }
     }
 
-    /// The first failure of several requests, in their order; the failures of all count as
-    /// returned.
-    pub fn first_of(&self, requests: impl Iterator<Item = RequestKey>) -> Option<Error> {
-        let mut state = self.lock();
-        let mut failed = requests.map(|key| {
+    /// The results of several requests that have ended, in their order, or the first failure; the
+    /// failures of all count as returned.
+    pub fn answers(
+        &self,
+        state: &mut State,
+        requests: impl ExactSizeIterator<Item = RequestKey>,
+    ) -> Result<Vec<Done>> {
+        let (mut ends, mut first) = (Vec::with_capacity(requests.len()), None);
+        for key in requests {
             state.count_wait(key);
-            self.answer(WAIT, &mut state, key)
-        });
-        let first = failed.find_map(Result::err);
-        failed.for_each(drop);
-        first
+            match self.answer(WAIT, state, key) {
+                Ok(end) => ends.extend(end),
+                Err(e) => _ = first.get_or_insert(e),
+            }
+        }
+        first.map_or(Ok(ends), Err)
     }
 
     /// Waits, with a round of the background work from time to time.
@@ -131,13 +139,33 @@ impl Engine {
         limit: Duration,
         condition: &mut dyn FnMut(&mut State) -> bool,
     ) -> bool {
-        let mut checks = 0;
+        self.wait_for(limit, &mut |state| {
+            (!condition(state)).then(RequestKey::default)
+        })
+    }
+
+    /// As [`Engine::wait_until`], for requests; `open` finds one that has not ended.
+    pub fn wait_for(
+        &self,
+        limit: Duration,
+        open: &mut dyn FnMut(&mut State) -> Option<RequestKey>,
+    ) -> bool {
+        let (mut checks, mut awaited) = (0, None);
         let mut check = || {
+            awaited
+                .take()
+                .as_ref()
+                .inspect(|awaited: &&Awaited| awaited.poll());
             let mut state = self.lock();
-            if condition(&mut state) {
+            let Some(key) = open(&mut state) else {
                 return true;
+            };
+            if self.is_round_due(&state, &mut checks) {
+                drop(state);
+                self.progress();
+            } else if !self.push_all(&mut state, Some(key)) {
+                awaited = state.awaited(key);
             }
-            self.work(state, &mut checks);
             false
         };
         // What has ended needs no clock.
@@ -148,20 +176,24 @@ impl Engine {
     /// advances the requests that it posts itself, or does a round of the background work. `true`:
     /// the round.
     pub(crate) fn work(&self, mut state: Guard<'_>, checks: &mut u32) -> bool {
+        let round = self.is_round_due(&state, checks);
+        if round {
+            drop(state);
+            self.progress();
+        } else {
+            self.push_all(&mut state, None);
+        }
+        round
+    }
+
+    /// Whether a call that waits, behind one more check, does a round of the background work.
+    fn is_round_due(&self, state: &State, checks: &mut u32) -> bool {
         /// Number of checks between two rounds of the background work: a round costs several messages.
         const EVERY: u32 = 32;
         /// Time since the last round of any thread.
         const ROUNDS_APART: Duration = Duration::from_micros(20);
         *checks += 1;
-        let round =
-            checks.is_multiple_of(EVERY) && self.host().now() >= state.last_round + ROUNDS_APART;
-        if round {
-            drop(state);
-            self.progress();
-        } else {
-            self.push_all(&mut state);
-        }
-        round
+        checks.is_multiple_of(EVERY) && self.host().now() >= state.last_round + ROUNDS_APART
     }
 
     /// Makes a stream wait for a request.

@@ -38,8 +38,8 @@ impl Lane {
     }
 
     /// Copies a message now, if it is short, the CPU has no earlier put to copy, and it reaches all of
-    /// the memory: the pieces to `to`, then the words of the message to `pair`. `false`: the words are
-    /// not stored, and puts are needed.
+    /// the memory: the pieces to `to`, then `words` to `place`. `false`: the words are not stored, and puts
+    /// are needed.
     ///
     /// # Errors
     /// `PeerFailed` if the lane has failed.
@@ -48,20 +48,20 @@ impl Lane {
         &self,
         pieces: impl Iterator<Item = Piece<'a>>,
         mut to: Span,
-        words: [u64; 2],
-        pair: Span,
+        words: &[u64],
+        place: Span,
     ) -> Result<bool> {
         self.check("post request")?;
         if !self.queue.is_empty() || on(Mutant::LocalWordFirst) {
             return Ok(false);
         }
-        let table = &self.copier.table;
-        let Ok((shown, at)) = table.find(pair, size_of_val(&words) as u64) else {
+        let regions = self.copier.table.lock();
+        let Some((shown, at)) = regions.of(place, size_of_val(words) as u64) else {
             return Ok(false);
         };
         let mut left = AT_ONCE;
         for piece in pieces.filter(|piece| piece.len > 0) {
-            let Ok((region, start)) = table.find(to, piece.len as u64) else {
+            let Some((region, start)) = regions.of(to, piece.len as u64) else {
                 return Ok(false);
             };
             if piece.len > left
@@ -72,7 +72,7 @@ impl Lane {
             left -= piece.len;
             to.addr += piece.len as u64;
         }
-        shown.store_words(at, &words)?;
+        shown.store_words(at, words)?;
         Ok(true)
     }
 

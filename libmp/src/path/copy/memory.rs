@@ -18,7 +18,7 @@ pub(super) struct Table {
 }
 
 #[derive(Default)]
-struct Regions {
+pub(super) struct Regions {
     by_key: BTreeMap<u32, Region>,
     next: u32,
     /// Keys of memory that the application has registered.
@@ -40,7 +40,7 @@ impl Table {
         Table { regions, notes }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Regions> {
+    pub fn lock(&self) -> MutexGuard<'_, Regions> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -89,24 +89,24 @@ impl Table {
     /// `Invalid` if the memory was released, or does not contain the bytes.
     pub fn find(&self, to: Span, len: u64) -> Result<(Region, usize)> {
         let regions = self.lock();
-        let region = regions.of(to, len).ok_or_else(|| {
+        let (region, at) = regions.of(to, len).ok_or_else(|| {
             let what = format!(
                 "the memory key does not cover {len} bytes at {:#x}",
                 to.addr
             );
             Error::new("post request", Kind::Invalid, what)
         })?;
-        Ok((region.clone(), (to.addr - region.addr().0) as usize))
+        Ok((region.clone(), at))
     }
 }
 
 impl Regions {
-    /// The region that contains the `len` bytes from `to`.
-    fn of(&self, to: Span, len: u64) -> Option<&Region> {
+    /// The region that contains the `len` bytes from `to`, and their offset in it.
+    pub fn of(&self, to: Span, len: u64) -> Option<(&Region, usize)> {
         let region = self.by_key.get(&to.key)?;
         let offset = to.addr.wrapping_sub(region.addr().0);
         let end = offset.checked_add(len)?;
-        (end <= region.len() as u64).then_some(region)
+        (end <= region.len() as u64).then_some((region, offset as usize))
     }
 }
 

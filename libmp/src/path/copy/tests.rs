@@ -72,7 +72,7 @@ impl Bench {
         });
         let words = [u64::from_ne_bytes([7; 8]); 2];
         self.lane
-            .copy_now(pieces.into_iter(), self.to(4099), words, self.to(8))
+            .copy_now(pieces.into_iter(), self.to(4099), &words, self.to(8))
     }
 
     /// A message on the stream, which waits for the word until it is 1.

@@ -183,9 +183,11 @@ impl RecvChannel {
             let words = || (run.from..run.to).map(|n| self.taken(n).load().unwrap_or(0));
             loop {
                 let before = words().fold(0, u64::wrapping_add);
-                let mut batch = Batch::short(lane);
-                if self.put_credit(&mut batch, &run).is_err() || batch.post().is_err() {
-                    break false;
+                if !self.credit_now(lane, &run).unwrap_or(false) {
+                    let mut batch = Batch::short(lane);
+                    if self.put_credit(&mut batch, &run).is_err() || batch.post().is_err() {
+                        break false;
+                    }
                 }
                 if words().fold(0, u64::wrapping_add) == before {
                     break true;
@@ -196,6 +198,27 @@ impl RecvChannel {
             self.side.credits.keep(run);
         }
         written
+    }
+
+    /// Copies the words of a run into the sender's return block at once. `false`: it cannot, and a put is
+    /// needed.
+    fn credit_now(&self, lane: &Lane, run: &Run) -> Result<bool> {
+        let (mut words, mut from) = ([0; 16], run.from);
+        while from < run.to {
+            let slot = self.numbers.slot(from);
+            let left = (run.to - from) as usize;
+            let count = left.min(self.shape.slots() - slot).min(words.len());
+            let words = &mut words[..count];
+            for (word, number) in words.iter_mut().zip(from..) {
+                *word = self.taken(number).load()?;
+            }
+            let to = self.span(self.shape.taken_at(slot), 8 * count)?;
+            if !lane.copy_now(std::iter::empty(), to, words, to)? {
+                return Ok(false);
+            }
+            from += count as u64;
+        }
+        Ok(true)
     }
 
     /// Puts the words of a run into the sender's return block: in one put, or in two at the end of
