@@ -1,4 +1,4 @@
-//! Calls on streams in their steady state allocate nothing on the heap.
+//! Calls on streams, and short messages of the CPU, in their steady state allocate nothing on the heap.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -240,7 +240,7 @@ fn count_of(name: &str, sides: &mut [Side], mut round: impl FnMut(&mut Side, u64
 }
 
 #[test]
-fn calls_on_streams_allocate_nothing_in_their_steady_state() {
+fn calls_allocate_nothing_in_their_steady_state() {
     let sides = &mut open()[..];
     let mut all = 0;
     for (tag, len) in [(SHORT_TAG, LEN), (LARGE_TAG, LARGE)] {
@@ -268,6 +268,14 @@ fn calls_on_streams_allocate_nothing_in_their_steady_state() {
             side.halos[at].exchange_on(&side.stream).unwrap();
         });
     }
+    all += count_of("messages of the CPU", sides, |side, _| {
+        let (ctx, peer, data) = (&side.ctx, side.peer(), side.slice(0, LEN));
+        let one = match ctx.rank() {
+            0 => ctx.isend(peer, SHORT_TAG, &data).unwrap(),
+            _ => ctx.irecv(peer, SHORT_TAG, &data).unwrap(),
+        };
+        one.wait(LIMIT).unwrap();
+    });
     all += count_of("collectives", sides, |side, _| side.collectives());
     all += count_of("windows", sides, |side, at| side.access(at + 1));
     all += count_of("ready words", sides, |side, _| side.ready_words());

@@ -53,10 +53,12 @@ pub struct End<'e> {
     /// Messages of the stream use no kernel.
     zero_sm: bool,
     size: usize,
-    /// The payload to send and the one to receive, and the time limit of waits for them: an application
-    /// makes these once, not for each message.
-    payloads: [Slice; 2],
-    limit: Duration,
+    /// The payload to send, and the one to receive if none is posted ahead. They are made once for a size,
+    /// as an application makes them.
+    outgoing: Slice,
+    incoming: Slice,
+    /// The time limit of each wait for messages of this size.
+    wait_limit: Duration,
     ahead: Ahead,
 }
 
@@ -158,8 +160,9 @@ impl<'e> End<'e> {
             poster: Poster::Cpu,
             zero_sm: common.zero_sm,
             size: 0,
-            payloads: [memory.slice(0, 0)?, memory.slice(0, 0)?],
-            limit: rank.left(),
+            outgoing: memory.slice(0, 0)?,
+            incoming: memory.slice(0, 0)?,
+            wait_limit: rank.left(),
             context: context.clone(),
             stream,
             rank,
@@ -183,12 +186,16 @@ impl<'e> End<'e> {
         self.peer
     }
 
-    /// Sets the poster and the size of the operations that follow.
+    /// Sets the poster and the size of the operations that follow, and makes their payloads.
+    ///
+    /// # Errors
+    /// Those of [`Memory::slice`]: the size is above that of the memory.
     pub fn set(&mut self, way: Way, size: u64) -> Result<()> {
         self.poster = way.poster;
         self.size = size as usize;
-        self.payloads = [self.payload(0)?, self.payload(self.most)?];
-        self.limit = self.left();
+        self.outgoing = self.payload(0)?;
+        self.incoming = self.payload(self.most)?;
+        self.wait_limit = self.left();
         Ok(())
     }
 
@@ -272,12 +279,12 @@ impl<'e> End<'e> {
 
     /// Sends the payload.
     pub fn send(&self) -> Result<Request> {
-        self.isend(PAYLOAD, &self.payloads[0])
+        self.isend(PAYLOAD, &self.outgoing)
     }
 
     /// Receives a payload.
     pub fn recv(&self) -> Result<Request> {
-        self.irecv(PAYLOAD, &self.payloads[1])
+        self.irecv(PAYLOAD, &self.incoming)
     }
 
     /// The receive of this round; also posts those of the next rounds.
@@ -317,7 +324,7 @@ impl<'e> End<'e> {
     /// Waits for requests, on the CPU or by the stream.
     pub fn wait(&self, requests: &[Request]) -> Result<()> {
         match self.stream() {
-            None => mp::wait_all(requests, self.limit).map(drop)?,
+            None => mp::wait_all(requests, self.wait_limit).map(drop)?,
             Some(stream) => self.context.wait_all_on(stream, requests)?,
         }
         Ok(())
@@ -325,7 +332,7 @@ impl<'e> End<'e> {
 
     /// Puts the payload.
     pub fn put(&self) -> Result<Request> {
-        let (from, peer, to) = (&self.payloads[0], self.peer, self.most);
+        let (from, peer, to) = (&self.outgoing, self.peer, self.most);
         Ok(match self.stream() {
             None => self.window.put(peer, to, from)?,
             Some(stream) => self.window.put_on(stream, peer, to, from)?,
@@ -343,7 +350,7 @@ impl<'e> End<'e> {
 
     /// Gets the payload of the peer.
     pub fn get(&self) -> Result<Request> {
-        let (into, peer) = (&self.payloads[1], self.peer);
+        let (into, peer) = (&self.incoming, self.peer);
         Ok(match self.stream() {
             None => self.window.get(peer, 0, into)?,
             Some(stream) => self.window.get_on(stream, peer, 0, into)?,
@@ -361,7 +368,7 @@ impl<'e> End<'e> {
     /// Puts the payload, with a signal behind it.
     pub fn put_signal(&mut self) -> Result<Request> {
         let (place, value) = self.next_signal();
-        let (from, peer, to) = (&self.payloads[0], self.peer, self.most);
+        let (from, peer, to) = (&self.outgoing, self.peer, self.most);
         let window = &self.window;
         Ok(match self.stream() {
             None => window.put_signal(peer, to, from, place, value)?,

@@ -12,6 +12,7 @@ use super::team::TeamHandle;
 use crate::error::{Error, Kind, Result, time};
 use crate::plan::Plan;
 use crate::two_sided::engine::Engine;
+use crate::two_sided::wait::Worked;
 use crate::two_sided::{On, State, join};
 
 impl TeamHandle {
@@ -156,9 +157,9 @@ impl TeamHandle {
             if team.absent(number).next().is_none() {
                 return true;
             }
-            let round = engine.work(engine.lock(), &mut checks);
+            let work = engine.work(engine.lock(), &mut checks, None);
             let state = &mut *engine.lock();
-            if round {
+            if work == Worked::Round {
                 engine.probe_absent(state, team, number, start);
             }
             let mut lost = team.absent(number);

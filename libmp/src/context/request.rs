@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use gdsync::Stream;
@@ -261,15 +262,15 @@ impl Request {
         let _call = self.observe(c"wait", None);
         let key = self.listed(WAIT)?;
         let (mut answer, mut counted) = (Ok(None), false);
-        engine.wait_for(limit, &mut |state| {
+        engine.wait_for_requests(limit, &mut |state| {
             if !std::mem::replace(&mut counted, true) {
                 state.count_wait(key);
             }
             if !engine.visit_and_is_settled(state, key) {
-                return Some(key);
+                return ControlFlow::Continue(Some(key));
             }
             answer = engine.answer(WAIT, state, key);
-            None
+            ControlFlow::Break(())
         });
         answer?.ok_or_else(|| self.late(limit))
     }
@@ -392,24 +393,20 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     };
     let _call = engine.observers.call(c"wait_all", Facts::default);
     let keys = || requests.iter().map(Request::key);
-    let (mut open, mut ends) = (keys(), Ok(Vec::new()));
-    let mut next = open.next();
-    let ended = engine.wait_for(limit, &mut |state| {
-        while let Some(key) = next {
-            if !engine.visit_and_is_settled(state, key) {
-                return Some(key);
+    let (mut open, mut ends) = (0, None);
+    engine.wait_for_requests(limit, &mut |state| {
+        while let Some(request) = requests.get(open) {
+            if !engine.visit_and_is_settled(state, request.key()) {
+                return ControlFlow::Continue(Some(request.key()));
             }
-            next = open.next();
+            open += 1;
         }
-        ends = engine.answers(state, keys());
-        None
+        ends = Some(engine.answers(state, keys()));
+        ControlFlow::Break(())
     });
-    if !ended && let Some(request) = requests.iter().find(|r| Some(r.key()) == next) {
-        // A failed request may be the reason why another is late.
-        engine.answers(&mut engine.lock(), keys())?;
-        return Err(request.late(limit));
-    }
-    ends
+    // A failed request may be the reason why another is late.
+    let ends = ends.unwrap_or_else(|| engine.answers(&mut engine.lock(), keys()))?;
+    ends.ok_or_else(|| requests[open.min(requests.len() - 1)].late(limit))
 }
 
 /// Waits on the CPU, at most `limit`, until one of the requests has ended; returns its index and

@@ -206,7 +206,8 @@ impl Lane {
         }
     }
 
-    /// Copies a short message by the CPU; see [`copy::Lane::copy_now`]. `false`: it was not sent.
+    /// Copies bytes and stores words by the CPU; see [`copy::Lane::copy_now`]. `false`: the words are not
+    /// stored.
     #[inline]
     pub fn copy_now<'a>(
         &self,

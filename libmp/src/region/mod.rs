@@ -201,7 +201,7 @@ impl Slice {
         &self.memory
     }
 
-    /// Whether it is the last handle on its memory.
+    /// Whether the slice has the last handle on its memory.
     pub(crate) fn is_last(&self) -> bool {
         Arc::strong_count(&self.memory.0) == 1
     }

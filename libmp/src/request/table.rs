@@ -336,7 +336,8 @@ impl Table {
         let _ = self.result_word(key).store(word::result(status, len));
     }
 
-    /// The address of the word that holds the result, for kernels behind a wait.
+    /// The address of the word that holds the result, for kernels behind a wait. Stores the result there if
+    /// the request has ended without that.
     pub fn shown_result(&mut self, key: RequestKey) -> DevicePtr {
         if let Some(([_, own], _)) = self.report(key) {
             return own.word().addr();
@@ -348,7 +349,8 @@ impl Table {
             && let Some(status) = entry.status()
             && self.result_word(key).load().unwrap_or(0) == 0
         {
-            // A message that the CPU copied at once has ended without it.
+            // The CPU has copied the message in one step and stored no result. A word that is not 0 has one,
+            // also that of a send whose message was too long, which is found later.
             self.set_result(key, status, entry.len);
         }
         self.result_addr(key)

@@ -1,120 +1,73 @@
-//! Messages of at most the eager limit that the CPU copies at once: it sends one within the call that
-//! posts it, and takes one in within the first check that finds it. Both do what `send`, `post`,
-//! `take` and `finish` do for a message of one piece that needs nothing else; these do the rest.
+//! Short messages of the CPU that are copied in one step: a send whose slot is free ends within the call
+//! that posts it, and a receive ends within the first check that finds its message. Both need mapped
+//! memory and a message of one piece. Everything else takes the general way, by `send` and `post`, and by
+//! `take` and `finish`.
+//!
+//! A request that ends here has no result in its word before a caller asks for the address of the word
+//! ([`Table::shown_result`](crate::request::table::Table::shown_result)).
 
 use gdsync::Status;
 
-use super::channel::RecvChannel;
+use super::channel::{RecvChannel, SendChannel};
 use super::engine::Engine;
-use super::peer::Need;
-use super::receive::check_room;
-use super::send::copy_now;
-use super::spec::{On, RecvOp, SendOp, SizeSource, Source};
+use super::peer::{Need, Peer};
+use super::send::copy_eager;
+use super::spec::{On, SendOp, SizeSource};
 use super::state::State;
 use super::take::acknowledge;
 use crate::mutant::{Mutant, on};
-use crate::path::Path;
 use crate::region::Slice;
 use crate::request::entry::{
     Common, Entry, Handle, Incoming, Operation, Outgoing, ReceiveState, SendState,
 };
 use crate::request::table::RequestKey;
-use crate::wire::word::{self, WordKind};
+use crate::wire::word::WordKind;
 
 impl Engine {
-    /// Sends a message of `len` bytes whose slot is free, by mapped memory. Its request has ended.
-    /// `None`: nothing is done.
+    /// Sends a message of `len` bytes whose slot is free. Its request has ended. `None`: no message got a
+    /// number; the general way finds the same reason, and waits or returns its error.
     #[inline]
     pub(super) fn send_at_once(&self, spec: &SendOp<'_>, len: u64) -> Option<RequestKey> {
-        let plain = matches!((&spec.on, &spec.size), (On::Cpu, SizeSource::Segments))
+        let simple = matches!((&spec.on, &spec.size), (On::Cpu, SizeSource::Segments))
             && spec.packed.is_none()
             && spec.segments.len() <= 1;
-        if !plain || !is_mapped(self.paths.to(spec.to)) || on(Mutant::SwappedMatchOrder) {
+        // The mutant is in the general way.
+        if !simple || self.paths.to(spec.to).has_queues() || on(Mutant::SwappedMatchOrder) {
             return None;
         }
         let state = &mut *self.lock();
         self.sweep_if_crowded(state);
-        let (tag, eager) = (spec.tag, true);
-        let peer = state.peers.get_mut(spec.to)?;
-        if !peer.is_here() || !peer.is_open(0, Need::Send { tag, eager }) {
-            return None;
-        }
-        let channel = peer.channels.sends.get_mut(&tag)?;
-        let number = channel.numbers.next();
-        let fits = len <= channel.shape.eager.into();
-        if !fits || channel.is_full() || channel.blocked_by(number).is_some() {
-            return None;
-        }
         state.requests.reserve(&self.gpu).ok()?;
+        let peer = state.peers.get_mut(spec.to)?;
+        let number = free_number(peer, spec.tag, len)?;
+        let channel = peer.channels.sends.get_mut(&spec.tag)?;
         channel.refresh_ready(number);
-        if let Some(ready) = channel.stale(number) {
-            ready.store(word::threshold(number)).ok()?;
-        }
         let lane = peer.link.lane(0)?;
-        if !copy_now(lane, channel, number, spec.segments, len).unwrap_or(false) {
+        if !copy_eager(lane, channel, number, spec.segments, len).unwrap_or(false) {
             return None;
         }
         channel.numbers.advance();
         let order = state.requests.next_order();
-        channel.side.last_use = order;
-        channel.side.first_use = channel.side.first_use.min(order);
+        channel.note_use(order);
         let entry = Entry {
             common: Common {
                 number,
                 len,
                 order,
-                ..Common::new(spec.to, tag, &[])
+                ..Common::new(spec.to, spec.tag, &[])
             },
             operation: Operation::Send(Outgoing {
                 state: SendState::Done(Status::SUCCESS),
                 ..Outgoing::default()
             }),
         };
-        let limit = channel.shape.eager.into();
+        let limit = self.config.eager_limit(channel.path) as u64;
         peer.counts.ended(&entry, Status::SUCCESS, len, limit);
         Some(state.requests.put(entry))
     }
 
-    /// Numbers and posts a receive of the CPU with room for `len` bytes. `None`: nothing is done.
-    #[inline]
-    pub(super) fn recv_at_once(&self, spec: &RecvOp<'_>, len: u64) -> Option<RequestKey> {
-        let (On::Cpu, None, Source::Rank(rank)) = (&spec.on, spec.packed, spec.from) else {
-            return None;
-        };
-        let state = &mut *self.lock();
-        self.sweep_if_crowded(state);
-        let (tag, eager) = (spec.tag, true);
-        let peer = state.peers.get_mut(rank)?;
-        let unmatched = state.matcher.first(&state.requests, tag);
-        if unmatched.is_some() || !peer.is_here() || !peer.is_open(0, Need::Recv { tag, eager }) {
-            return None;
-        }
-        let channel = peer.channels.recvs.get_mut(&tag)?;
-        check_room(channel, &state.requests, rank, tag).ok()?;
-        state.requests.reserve(&self.gpu).ok()?;
-        let number = channel.numbers.next();
-        channel.refresh_words(number);
-        let order = state.requests.next_order();
-        let key = state.requests.put(Entry {
-            common: Common {
-                number,
-                len,
-                timeout: spec.timeout,
-                order,
-                ..Common::new(rank, tag, spec.segments)
-            },
-            operation: Operation::Receive(Incoming {
-                state: ReceiveState::Posted,
-                ..Incoming::default()
-            }),
-        });
-        channel.numbers.advance();
-        *channel.newest(number) = Some(key);
-        Some(key)
-    }
-
-    /// Takes the message of a receive of the CPU in, if it has arrived by mapped memory and fits. `true`:
-    /// the receive has ended with success. `false`: nothing is done.
+    /// Takes the message of a receive of the CPU in, if it has arrived and fits. `true`: the receive has
+    /// ended with success. `false`: nothing is done.
     #[inline]
     pub(super) fn take_at_once(&self, state: &mut State, key: RequestKey) -> bool {
         let State {
@@ -130,7 +83,7 @@ impl Engine {
         let Operation::Receive(receive) = operation else {
             return false;
         };
-        if !is_plain(common, receive) {
+        if !is_simple(common, receive) {
             return false;
         }
         let Some(peer) = peers.get_mut(common.peer) else {
@@ -140,32 +93,40 @@ impl Engine {
             return false;
         };
         let number = common.number;
-        let Some(len) = arrived(channel, number) else {
+        let Some(len) = eager_len(channel, number) else {
             return false;
         };
-        if len > common.len || !copied(channel, number, common.segments.as_slice(), len) {
+        if len > common.len || !copy_in(channel, number, common.segments.as_slice(), len) {
             return false;
         }
         acknowledge(channel, peer.link.lane(0), number, WordKind::Taken);
         receive.state = ReceiveState::Done(Status::SUCCESS);
         common.len = len;
         let segments = std::mem::take(&mut common.segments);
-        let limit = channel.shape.eager.into();
+        let limit = self.config.eager_limit(channel.path) as u64;
         peer.counts.ended(entry, Status::SUCCESS, len, limit);
-        if segments.as_slice().iter().any(Slice::is_last) {
-            trash.segments.push(segments);
-        }
+        trash.keep_last(segments);
         true
     }
 }
 
-/// Whether this rank copies what it sends by `path`.
-fn is_mapped(path: Path) -> bool {
-    matches!(path, Path::Local | Path::Ipc)
+/// The number of the next message to `peer` under `tag`, of `len` bytes, if its slot is free and the CPU may
+/// send it.
+#[inline]
+fn free_number(peer: &Peer, tag: u32, len: u64) -> Option<u64> {
+    let need = Need::Send { tag, eager: true };
+    if !peer.is_here() || !peer.is_open(0, need) {
+        return None;
+    }
+    let channel: &SendChannel = peer.channels.sends.get(&tag)?;
+    let number = channel.numbers.next();
+    let short = len <= channel.shape.eager.into();
+    (short && !channel.is_full() && channel.blocked_by(number).is_none()).then_some(number)
 }
 
-/// Whether the CPU has posted a receive whose end concerns the CPU alone.
-fn is_plain(common: &Common, receive: &Incoming) -> bool {
+/// Whether the CPU has posted a short receive whose end concerns only the CPU, and which stays in the table
+/// behind its end.
+fn is_simple(common: &Common, receive: &Incoming) -> bool {
     receive.state == ReceiveState::Posted
         && !common.large
         && common.handle == Handle::Held
@@ -176,16 +137,15 @@ fn is_plain(common: &Common, receive: &Incoming) -> bool {
         && !receive.result_in_host
 }
 
-/// The length of message `number`, if its eager payload has arrived by mapped memory.
-fn arrived(channel: &RecvChannel, number: u64) -> Option<u64> {
-    let eager = channel.first_word(number);
-    let len = eager.and_then(|(kind, len)| (kind == Some(WordKind::Eager)).then_some(len))?;
-    let fits = len <= channel.shape.room() as u64;
-    (fits && channel.has_rooms() && is_mapped(channel.path)).then_some(len)
+/// The length of message `number`, if it is in its room.
+fn eager_len(channel: &RecvChannel, number: u64) -> Option<u64> {
+    let (kind, len) = channel.first_word(number)?;
+    let fits = len <= channel.shape.room() as u64 && channel.has_rooms();
+    (kind == Some(WordKind::Eager) && fits && !channel.path.has_queues()).then_some(len)
 }
 
-/// Copies a message to the memory of its receive, if the CPU reaches both.
-fn copied(channel: &RecvChannel, number: u64, segments: &[Slice], len: u64) -> bool {
+/// Copies a message to the memory of its receive, if the CPU reaches both. `false`: it does not.
+fn copy_in(channel: &RecvChannel, number: u64, segments: &[Slice], len: u64) -> bool {
     let (Ok((room, at)), [into]) = (channel.payload(number), segments) else {
         return len == 0;
     };

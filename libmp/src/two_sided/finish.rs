@@ -15,7 +15,6 @@ use super::state::{State, known};
 use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Link, Put};
-use crate::region::Slice;
 use crate::request::entry::{Entry, Handle, Operation, Passed, ReceiveState, SendState, Waiter};
 use crate::request::fault::{Fault, Name, Why};
 use crate::request::table::RequestKey;
@@ -76,9 +75,7 @@ impl Engine {
         {
             peer.zero_sm.ended(message.sends, tag, number);
         }
-        if segments.as_slice().iter().any(Slice::is_last) {
-            state.trash.segments.push(segments);
-        }
+        state.trash.keep_last(segments);
         let memory = &mut state.trash.memory;
         match staging {
             // The sender writes to it no more: the word that ended the receive came after the

@@ -12,7 +12,7 @@ use super::marks::mark_before;
 use super::null::NULL_RANK;
 use super::peer::Need;
 use super::post::{POST, lent};
-use super::spec::{RecvOp, Source};
+use super::spec::{On, RecvOp, Source};
 use super::state::{State, known, no_lane, not_connected};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Name;
@@ -50,7 +50,7 @@ impl Engine {
         let large = self.is_large(spec.from, len)?;
         if post
             && !large
-            && let Some(key) = self.recv_at_once(spec, len)
+            && let Some(key) = self.post_short(spec, len)
         {
             return Ok(key);
         }
@@ -138,6 +138,47 @@ impl Engine {
         }
     }
 
+    /// Numbers and posts a short receive of the CPU, by any path, as [`Engine::number_recv`] does, with less
+    /// to look for. `None`: no receive got a number; the general way finds the same reason, and waits or
+    /// returns its error.
+    #[inline]
+    fn post_short(&self, spec: &RecvOp<'_>, len: u64) -> Option<RequestKey> {
+        let (On::Cpu, None, Source::Rank(rank)) = (&spec.on, spec.packed, spec.from) else {
+            return None;
+        };
+        let state = &mut *self.lock();
+        self.sweep_if_crowded(state);
+        let State {
+            requests,
+            peers,
+            matcher,
+            ..
+        } = state;
+        let (tag, eager) = (spec.tag, true);
+        let peer = peers.get_mut(rank)?;
+        let open = peer.is_here() && peer.is_open(0, Need::Recv { tag, eager });
+        if !open || matcher.first(requests, tag).is_some() {
+            return None;
+        }
+        let channel = peer.channels.recvs.get_mut(&tag)?;
+        check_room(channel, requests, rank, tag).ok()?;
+        requests.reserve(&self.gpu).ok()?;
+        let number = channel.numbers.next();
+        channel.refresh_words(number);
+        let common = Common {
+            number,
+            len,
+            timeout: spec.timeout,
+            order: requests.next_order(),
+            ..Common::new(rank, tag, spec.segments)
+        };
+        let operation = Operation::Receive(Incoming {
+            state: ReceiveState::Posted,
+            ..Incoming::default()
+        });
+        Some(list(channel, requests, Entry { common, operation }))
+    }
+
     /// Numbers a receive. The flag in the result says whether it is posted: a short one is, if
     /// `post` is set.
     fn number_recv(
@@ -188,9 +229,8 @@ impl Engine {
             common.puts = advertise(&mut Batch::new(lane), shared, channel, &common, &receive)?;
         }
         let operation = Operation::Receive(receive);
-        let key = state.requests.put(Entry { common, operation });
-        channel.numbers.advance();
-        *channel.newest(number) = Some(key);
+        let entry = Entry { common, operation };
+        let key = list(channel, &mut state.requests, entry);
         Ok((key, silent && post))
     }
 
@@ -355,12 +395,7 @@ fn advertise_by_cpu(
 ///
 /// # Errors
 /// `QueueFull`, with the limit.
-pub(super) fn check_room(
-    channel: &mut RecvChannel,
-    requests: &Table,
-    rank: u32,
-    tag: u32,
-) -> Result<()> {
+fn check_room(channel: &mut RecvChannel, requests: &Table, rank: u32, tag: u32) -> Result<()> {
     let newest = *channel.newest(channel.numbers.next());
     let before = newest.and_then(|key| requests.get(key)?.receive());
     let unclaimed = before.is_some_and(|before| {
@@ -385,6 +420,16 @@ pub(super) fn check_room(
         return full(what, WINDOW);
     }
     Ok(())
+}
+
+/// Inserts a receive with the next number.
+#[inline]
+fn list(channel: &mut RecvChannel, requests: &mut Table, entry: Entry) -> RequestKey {
+    let number = entry.number;
+    let key = requests.put(entry);
+    channel.numbers.advance();
+    *channel.newest(number) = Some(key);
+    key
 }
 
 fn set_posted(state: &mut State, key: RequestKey, posted: ReceiveState, mark: Option<Mark>) {

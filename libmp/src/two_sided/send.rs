@@ -55,15 +55,18 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
     pair
 }
 
-/// Copies an eager message of the CPU. `false`: it has to be posted.
+/// Copies an eager message of the CPU, whose slot is free. `false`: it has to be posted.
 #[inline]
-pub(super) fn copy_now(
+pub(super) fn copy_eager(
     lane: &Lane,
     channel: &SendChannel,
     number: u64,
     segments: &[Slice],
     len: u64,
 ) -> Result<bool> {
+    if let Some(ready) = channel.stale(number) {
+        ready.store(word::threshold(number))?;
+    }
     let pieces = segments.iter().map(Slice::piece);
     let half = word::word(number, WordKind::Eager, len);
     let (to, pair) = (channel.payload(number)?, channel.pair(number)?);
@@ -278,8 +281,7 @@ impl Engine {
             return Err(peer.error(PREPARE));
         }
         let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(none)?;
-        channel.side.last_use = order;
-        channel.side.first_use = channel.side.first_use.min(order);
+        channel.note_use(order);
         let number = next_number(channel, rank, spec.tag)?;
         channel.refresh_ready(number);
         let stream = spec.on.stream();
@@ -389,14 +391,9 @@ impl Engine {
         }
         let mut too_long = false;
         let void = common.handle == Handle::Void;
-        if !void && !common.large {
-            if let Some(ready) = channel.stale(number) {
-                ready.store(word::threshold(number))?;
-            }
-            if copy_now(lane, channel, number, segments, len)? {
-                self.finish(state, key, Status::SUCCESS, len);
-                return Ok(true);
-            }
+        if !void && !common.large && copy_eager(lane, channel, number, segments, len)? {
+            self.finish(state, key, Status::SUCCESS, len);
+            return Ok(true);
         }
         let mut batch = Batch::new(lane);
         if void {

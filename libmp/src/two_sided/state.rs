@@ -8,7 +8,6 @@ use std::sync::{Arc, MutexGuard, Weak};
 use std::thread::{self, ThreadId};
 
 use gds_step::Time;
-use gdsync::gpu::Word64;
 use gdsync::rdma::Doorbell;
 use gdsync::{Gpu, Status, Stream};
 
@@ -29,9 +28,9 @@ use crate::error::{Error, Kind, Result};
 use crate::path::Copier;
 use crate::path::{Lane, Link};
 use crate::plan::Plan;
-use crate::region::Memory;
+use crate::region::{Memory, Slice};
 use crate::request::collective::Team;
-use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, ReceiveState, Segments};
+use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
 use crate::request::one_sided::Released;
 use crate::request::reached::Reached;
@@ -49,6 +48,14 @@ pub(crate) struct Trash {
 }
 
 impl Trash {
+    /// Keeps the memory of a request, if it has the last handle on some: its release takes long.
+    #[inline]
+    pub fn keep_last(&mut self, segments: Segments) {
+        if segments.as_slice().iter().any(Slice::is_last) {
+            self.segments.push(segments);
+        }
+    }
+
     fn is_empty(&self) -> bool {
         self.segments.is_empty() && self.memory.is_empty()
     }
@@ -132,21 +139,6 @@ impl Pairs {
 
 fn is_current(id: &ThreadId) -> bool {
     *id == thread::current().id()
-}
-
-/// The word that the message of a receive changes, and its value so far.
-pub(crate) struct Awaited(Word64, u64);
-
-impl Awaited {
-    /// Loads the word until it changes, for longer than a check of the request takes.
-    pub fn poll(&self) {
-        const LOADS: usize = 32;
-        let changed = |_| {
-            std::hint::spin_loop();
-            self.0.load().ok() != Some(self.1)
-        };
-        let _ = (0..LOADS).any(changed);
-    }
 }
 
 impl State {
@@ -323,16 +315,6 @@ impl State {
     /// The channel from `rank` under `tag`.
     pub fn receiving(&self, rank: u32, tag: u32) -> Option<&RecvChannel> {
         self.peers.get(rank)?.channels.recvs.get(&tag)
-    }
-
-    /// What a short receive of the CPU waits for.
-    pub fn awaited(&self, key: RequestKey) -> Option<Awaited> {
-        let entry = self.requests.get(key)?;
-        let posted = entry.receive()?.state == ReceiveState::Posted;
-        let channel = self.receiving(entry.peer, entry.tag)?;
-        let word = channel.word(entry.number, entry.large);
-        let before = word.load().ok()?;
-        (posted && !entry.large).then(|| Awaited(word.clone(), before))
     }
 
     /// How `rank` failed, if it was given up.

@@ -1,5 +1,6 @@
 //! Taking in by the CPU: copies an arrived message to the memory of its receive, acknowledges it to
-//! the sender, and ends the receive. A stream does the same by a kernel, see `claim`.
+//! the sender, and ends the receive. A stream does the same by a kernel, see `claim`; `at_once` does it for
+//! simple short messages.
 
 use gdsync::Status;
 use gdsync::gpu::Region;

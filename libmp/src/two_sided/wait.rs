@@ -1,17 +1,20 @@
 //! Waits: of the CPU for requests ([`Engine::wait_until`]) and for streams
 //! ([`Engine::synchronize`]), and of streams for requests ([`Engine::wait_on`]).
 
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gds_step::Time;
+use gdsync::gpu::Word64;
 use gdsync::{Status, Stream};
 
+use super::channel::has_come;
 use super::config::Progress;
 use super::engine::{Engine, PERIOD};
 use super::marks::mark_others;
 use super::post::note_waiter;
-use super::state::{Awaited, Guard, State, no_lane};
+use super::state::{Guard, State, no_lane};
 use crate::error::{Error, Kind, Result, time};
 use crate::path::uncaptured;
 use crate::request::Done;
@@ -22,6 +25,48 @@ use crate::trace::Facts;
 pub(crate) const WAIT: &str = "wait for request";
 pub(super) const WAIT_ON: &str = "wait on stream";
 const SYNCHRONIZE: &str = "synchronize stream";
+
+/// What [`Engine::work`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Worked {
+    /// A round of the background work.
+    Round,
+    /// It advanced requests of the CPU, or copied.
+    Requests,
+    /// There was nothing to advance.
+    Nothing,
+}
+
+/// The word of a receive of the CPU, and the number of its message.
+struct Awaited {
+    word: Word64,
+    number: u64,
+}
+
+impl Awaited {
+    /// Of a short receive whose message stores the word: not one that may come in a flagged room.
+    fn of(state: &State, key: RequestKey) -> Option<Awaited> {
+        let entry = state.requests.get(key)?;
+        if entry.large || entry.receive()?.state != ReceiveState::Posted {
+            return None;
+        }
+        let (channel, number) = (state.receiving(entry.peer, entry.tag)?, entry.number);
+        let word = channel.word(number, false).clone();
+        (!channel.has_flagged(number)).then_some(Awaited { word, number })
+    }
+
+    /// Loads the word until the message has come, for about as long as a few checks take. No lock is held, so
+    /// other threads can post.
+    fn poll(&self) {
+        const LOADS: usize = 32;
+        for _ in 0..LOADS {
+            if has_come(&self.word, self.number) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
 
 impl Engine {
     /// Advances a request, and returns whether it has ended, or never will because it is not
@@ -115,85 +160,88 @@ impl Engine {
         }
     }
 
-    /// The results of several requests that have ended, in their order, or the first failure; the
-    /// failures of all count as returned.
+    /// The results of several requests, in their order; `None` if one has not ended.
+    ///
+    /// # Errors
+    /// The first failure; the failures of all count as returned.
     pub fn answers(
         &self,
         state: &mut State,
         requests: impl ExactSizeIterator<Item = RequestKey>,
-    ) -> Result<Vec<Done>> {
-        let (mut ends, mut first) = (Vec::with_capacity(requests.len()), None);
+    ) -> Result<Option<Vec<Done>>> {
+        let (mut ends, mut first) = (Some(Vec::with_capacity(requests.len())), None);
         for key in requests {
             state.count_wait(key);
-            match self.answer(WAIT, state, key) {
-                Ok(end) => ends.extend(end),
-                Err(e) => _ = first.get_or_insert(e),
+            match (self.answer(WAIT, state, key), &mut ends) {
+                (Ok(Some(end)), Some(ends)) => ends.push(end),
+                (Ok(_), _) => ends = None,
+                (Err(e), _) => _ = first.get_or_insert(e),
             }
         }
         first.map_or(Ok(ends), Err)
     }
 
-    /// Waits, with a round of the background work from time to time.
+    /// Waits until `condition` holds, with a round of the background work from time to time.
     pub fn wait_until(
         &self,
         limit: Duration,
         condition: &mut dyn FnMut(&mut State) -> bool,
     ) -> bool {
-        self.wait_for(limit, &mut |state| {
-            (!condition(state)).then(RequestKey::default)
+        self.wait_for_requests(limit, &mut |state| match condition(state) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(None),
         })
     }
 
-    /// As [`Engine::wait_until`], for requests; `open` finds one that has not ended.
-    pub fn wait_for(
+    /// As [`Engine::wait_until`]; `check` advances requests, and returns one that has not ended. If this
+    /// call has nothing else to do, it polls the word of that request between two checks.
+    pub fn wait_for_requests(
         &self,
         limit: Duration,
-        open: &mut dyn FnMut(&mut State) -> Option<RequestKey>,
+        check: &mut dyn FnMut(&mut State) -> ControlFlow<(), Option<RequestKey>>,
     ) -> bool {
-        let (mut checks, mut awaited) = (0, None);
-        let mut check = || {
-            awaited
-                .take()
-                .as_ref()
-                .inspect(|awaited: &&Awaited| awaited.poll());
+        let (mut checks, mut awaited) = (0, None::<Awaited>);
+        let mut ended = || {
+            if let Some(awaited) = awaited.take() {
+                awaited.poll();
+            }
             let mut state = self.lock();
-            let Some(key) = open(&mut state) else {
+            let ControlFlow::Continue(open) = check(&mut state) else {
                 return true;
             };
-            if self.is_round_due(&state, &mut checks) {
-                drop(state);
-                self.progress();
-            } else if !self.push_all(&mut state, Some(key)) {
-                awaited = state.awaited(key);
+            let word = open.and_then(|key| Awaited::of(&state, key));
+            if self.work(state, &mut checks, open) == Worked::Nothing {
+                awaited = word;
             }
             false
         };
         // What has ended needs no clock.
-        check() || self.wait(self.host().now() + limit, &mut check)
+        ended() || self.wait(self.host().now() + limit, &mut ended)
     }
 
-    /// The work of the CPU behind a check of what it waits for, as the number of `checks` says: it
-    /// advances the requests that it posts itself, or does a round of the background work. `true`:
-    /// the round.
-    pub(crate) fn work(&self, mut state: Guard<'_>, checks: &mut u32) -> bool {
-        let round = self.is_round_due(&state, checks);
-        if round {
-            drop(state);
-            self.progress();
-        } else {
-            self.push_all(&mut state, None);
-        }
-        round
-    }
-
-    /// Whether a call that waits, behind one more check, does a round of the background work.
-    fn is_round_due(&self, state: &State, checks: &mut u32) -> bool {
+    /// Does the work of the CPU behind a check of what it waits for, as the number of `checks` says: it
+    /// advances the requests that the CPU posts, or does a round of the background work. The caller has
+    /// advanced the request `visited`.
+    pub(crate) fn work(
+        &self,
+        mut state: Guard<'_>,
+        checks: &mut u32,
+        visited: Option<RequestKey>,
+    ) -> Worked {
         /// Number of checks between two rounds of the background work: a round costs several messages.
         const EVERY: u32 = 32;
         /// Time since the last round of any thread.
         const ROUNDS_APART: Duration = Duration::from_micros(20);
         *checks += 1;
-        checks.is_multiple_of(EVERY) && self.host().now() >= state.last_round + ROUNDS_APART
+        if checks.is_multiple_of(EVERY) && self.host().now() >= state.last_round + ROUNDS_APART {
+            drop(state);
+            self.progress();
+            return Worked::Round;
+        }
+        match self.push_all(&mut state, visited) {
+            true => Worked::Requests,
+            false => Worked::Nothing,
+        }
     }
 
     /// Makes a stream wait for a request.

@@ -163,7 +163,7 @@ impl Engine {
             if !matches!(met, Ok(false)) {
                 return true;
             }
-            self.work(self.lock(), &mut checks);
+            self.work(self.lock(), &mut checks, None);
             let state = &mut *self.lock();
             state.released.look(&awaited.word);
             awaited.lost(state).is_some()

@@ -37,9 +37,9 @@ impl Lane {
         Ok(())
     }
 
-    /// Copies a message now, if it is short, the CPU has no earlier put to copy, and it reaches all of
-    /// the memory: the pieces to `to`, then `words` to `place`. `false`: the words are not stored, and puts
-    /// are needed.
+    /// Copies pieces to `to` and then stores `words` at `place`, if they are short, the CPU has no earlier
+    /// put to copy, and it reaches all of the memory. `to` is not used without pieces. `false`: the words
+    /// are not stored, and puts are needed.
     ///
     /// # Errors
     /// `PeerFailed` if the lane has failed.
@@ -55,6 +55,7 @@ impl Lane {
         if !self.queue.is_empty() || on(Mutant::LocalWordFirst) {
             return Ok(false);
         }
+        // Held during the copy: a copy of a handle on each region takes longer. Nothing below releases a key.
         let regions = self.copier.table.lock();
         let Some((shown, at)) = regions.of(place, size_of_val(words) as u64) else {
             return Ok(false);

@@ -17,6 +17,7 @@ pub(super) struct Table {
     notes: bool,
 }
 
+/// The regions of a [`Table`], by key.
 #[derive(Default)]
 pub(super) struct Regions {
     by_key: BTreeMap<u32, Region>,
@@ -40,6 +41,7 @@ impl Table {
         Table { regions, notes }
     }
 
+    /// The regions; no key is made or dropped while they are locked.
     pub fn lock(&self) -> MutexGuard<'_, Regions> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -183,7 +183,7 @@ impl RecvChannel {
             let words = || (run.from..run.to).map(|n| self.taken(n).load().unwrap_or(0));
             loop {
                 let before = words().fold(0, u64::wrapping_add);
-                if !self.credit_now(lane, &run).unwrap_or(false) {
+                if !self.copy_credits(lane, &run).unwrap_or(false) {
                     let mut batch = Batch::short(lane);
                     if self.put_credit(&mut batch, &run).is_err() || batch.post().is_err() {
                         break false;
@@ -200,41 +200,47 @@ impl RecvChannel {
         written
     }
 
-    /// Copies the words of a run into the sender's return block at once. `false`: it cannot, and a put is
-    /// needed.
-    fn credit_now(&self, lane: &Lane, run: &Run) -> Result<bool> {
-        let (mut words, mut from) = ([0; 16], run.from);
-        while from < run.to {
-            let slot = self.numbers.slot(from);
-            let left = (run.to - from) as usize;
-            let count = left.min(self.shape.slots() - slot).min(words.len());
-            let words = &mut words[..count];
-            for (word, number) in words.iter_mut().zip(from..) {
-                *word = self.taken(number).load()?;
+    /// Copies the words of a run into the sender's return block at once. `false`: a put is needed.
+    fn copy_credits(&self, lane: &Lane, run: &Run) -> Result<bool> {
+        /// Words that are copied together: those of a run, with the usual depth.
+        const WORDS: usize = 8;
+        if self.path.has_queues() {
+            return Ok(false);
+        }
+        let mut words = [0; WORDS];
+        for (first, count) in self.parts(run) {
+            let end = first + count;
+            for slot in (first..end).step_by(WORDS) {
+                let taken = &self.taken[slot..end.min(slot + WORDS)];
+                let words = &mut words[..taken.len()];
+                for (word, taken) in words.iter_mut().zip(taken) {
+                    *word = taken.load()?;
+                }
+                let to = self.span(self.shape.taken_at(slot), 8 * words.len())?;
+                if !lane.copy_now(std::iter::empty(), to, words, to)? {
+                    return Ok(false);
+                }
             }
-            let to = self.span(self.shape.taken_at(slot), 8 * count)?;
-            if !lane.copy_now(std::iter::empty(), to, words, to)? {
-                return Ok(false);
-            }
-            from += count as u64;
         }
         Ok(true)
     }
 
-    /// Puts the words of a run into the sender's return block: in one put, or in two at the end of
-    /// the ring.
+    /// Puts the words of a run into the sender's return block.
     fn put_credit(&self, batch: &mut Batch<'_, 3>, run: &Run) -> Result<()> {
+        self.parts(run).try_for_each(|(slot, count)| {
+            let to = self.span(self.shape.taken_at(slot), 8 * count)?;
+            let piece = self.side.taken_words.piece(8 * slot, 8 * count);
+            batch.put_words(piece, to).map(drop)
+        })
+    }
+
+    /// The slots of a run: the first and their number, of one part, or of two at the end of the ring.
+    fn parts(&self, run: &Run) -> impl Iterator<Item = (usize, usize)> {
         let count = (run.to - run.from) as usize;
         let slot = self.numbers.slot(run.from);
         let head = count.min(self.shape.slots() - slot);
-        for (slot, n) in [(slot, head), (0, count - head)] {
-            if n > 0 {
-                let to = self.span(self.shape.taken_at(slot), n * 8)?;
-                let piece = self.side.taken_words.piece(slot * 8, n * 8);
-                batch.put_words(piece, to)?;
-            }
-        }
-        Ok(())
+        let parts = [(slot, head), (0, count - head)];
+        parts.into_iter().filter(|(_, count)| *count > 0)
     }
 }
 

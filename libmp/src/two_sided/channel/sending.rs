@@ -147,6 +147,13 @@ impl SendChannel {
         Ok(Channel::of(paths.to(peer), shape, block, taken, side))
     }
 
+    /// Notes a use of the channel, by its position in the order of requests.
+    #[inline]
+    pub fn note_use(&mut self, order: u64) {
+        self.side.last_use = order;
+        self.side.first_use = self.side.first_use.min(order);
+    }
+
     /// The late fields of a send.
     pub fn late<'s>(&mut self, send: &'s mut Outgoing) -> &'s mut Late {
         let lates = &mut self.side.lates;

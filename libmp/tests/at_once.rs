@@ -1,0 +1,277 @@
+//! Short messages that the CPU copies at once: their results, messages of every shape beside each other,
+//! and the other requests of a call that waits for one.
+
+mod common;
+#[path = "common/sim.rs"]
+mod sim;
+
+use gdsync::Status;
+use gdsync::gpu::MemoryKind;
+use mp::{Context, Kind, PathChoice, RecvOp, Request, SendOp, Source};
+
+use common::{pattern, read};
+use sim::{LARGE, LIMIT, SMALL, Witness, millis, pair, play, slice};
+
+const PATHS: [PathChoice; 2] = [PathChoice::Ipc, PathChoice::Nic];
+
+/// The status and the length that a kernel reads from the result word.
+fn result(ctx: &Context, request: &Request) -> (Status, u64) {
+    let stream = ctx.gpu().stream().unwrap();
+    let witness = Witness::launch(&stream, ctx, request);
+    assert!(stream.synchronize(LIMIT).unwrap());
+    let (_, status, len) = witness.seen();
+    (status, len)
+}
+
+/// The address of the word is asked for before the end of a receive, behind it, or never; the next
+/// requests have the same words.
+#[test]
+fn kernels_find_the_results_of_messages_by_the_cpu() {
+    for path in PATHS {
+        pair(
+            move |b| b.path(path),
+            |rank, ctx| {
+                let success = (Status::SUCCESS, SMALL as u64);
+                let (data, room) = (slice(ctx, SMALL), slice(ctx, 2 * SMALL));
+                for early in [true, false, false, true] {
+                    let recv = ctx.irecv(rank.peer(), 1, &room).unwrap();
+                    if early {
+                        assert_eq!(result(ctx, &recv), (Status(0), 0));
+                    }
+                    rank.barrier();
+                    let send = ctx.isend(rank.peer(), 1, &data).unwrap();
+                    let unseen = ctx.isend(rank.peer(), 2, &data).unwrap();
+                    recv.wait(LIMIT).unwrap();
+                    send.wait(LIMIT).unwrap();
+                    assert_eq!(result(ctx, &recv), success);
+                    assert_eq!(result(ctx, &send), success);
+                    unseen.wait(LIMIT).unwrap();
+                    sim::recv(ctx, rank.peer(), 2, SMALL);
+                }
+            },
+        );
+    }
+}
+
+/// A send that has ended fails later, when the receiver reports that it has no room.
+#[test]
+fn both_ranks_find_that_a_message_was_too_long() {
+    for path in PATHS {
+        pair(
+            move |b| b.path(path),
+            |rank, ctx| {
+                let truncated = |e: &mp::Error| e.kind() == Kind::Truncated;
+                let data = slice(ctx, SMALL);
+                if rank.me == 0 {
+                    let send = ctx.isend(1, 1, &data).unwrap();
+                    let test = || send.test().err();
+                    rank.until("the send did not fail", || {
+                        test().is_some_and(|e| truncated(&e))
+                    });
+                    assert_eq!(result(ctx, &send), (Status::TRUNCATED, SMALL as u64));
+                } else {
+                    let room = slice(ctx, SMALL - 1);
+                    let recv = ctx.irecv(0, 1, &room).unwrap();
+                    let e = recv.wait(LIMIT).unwrap_err();
+                    assert!(truncated(&e), "{e}");
+                    assert_eq!(read(room.memory(), 0, SMALL - 1), vec![0; SMALL - 1]);
+                }
+                rank.barrier();
+                // The slot is free again.
+                for _ in 0..20 {
+                    match rank.me {
+                        0 => sim::send(ctx, 1, 1, SMALL),
+                        _ => sim::recv(ctx, 0, 1, SMALL),
+                    }
+                }
+                let _ = ctx.take_error();
+            },
+        );
+    }
+}
+
+/// A message of a number of bytes, and how it is sent and received.
+#[derive(Clone, Copy)]
+struct Shape {
+    len: usize,
+    /// Pieces of the send, and of the receive.
+    pieces: [usize; 2],
+    any: bool,
+    /// The request is dropped at once.
+    dropped: [bool; 2],
+}
+
+fn shapes(seed: u64) -> Vec<Shape> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let one = |random: &mut fastrand::Rng| Shape {
+        len: random.choice([0, 1, SMALL, 100, 4096, LARGE]).unwrap(),
+        pieces: [random.usize(1..3), random.usize(1..3)],
+        any: random.u8(..8) == 0,
+        dropped: [random.u8(..4) == 0, random.u8(..4) == 0],
+    };
+    (0..150).map(|_| one(&mut random)).collect()
+}
+
+/// Messages that are copied at once and others, under one tag, more than the slots of the channel.
+#[test]
+fn messages_of_all_shapes_keep_their_order() {
+    for (path, seed) in PATHS
+        .into_iter()
+        .flat_map(|path| (1..5).map(move |seed| (path, seed)))
+    {
+        let all = shapes(seed);
+        play(seed, 2, move |rank| {
+            let ctx = &rank.open(|b| b.path(path));
+            let memory = ctx.alloc(MemoryKind::Pinned, all.len() * LARGE).unwrap();
+            let (mut open, me) = (Vec::new(), usize::from(rank.me == 1));
+            for (i, shape) in all.iter().enumerate() {
+                let parts = |n: usize| -> Vec<_> {
+                    let cut = if n == 1 { 0 } else { shape.len / 3 };
+                    let ends = [(0, cut), (cut, shape.len - cut)];
+                    let ends = ends.into_iter().skip(2 - n);
+                    ends.map(|(at, len)| memory.slice(i * LARGE + at, len).unwrap())
+                        .collect()
+                };
+                let parts = parts(shape.pieces[me]);
+                let request = if rank.me == 0 {
+                    memory.write(i * LARGE, &pattern(0, i, shape.len)).unwrap();
+                    ctx.post_send(&SendOp::new(1, 1, &parts)).unwrap()
+                } else {
+                    let from = match shape.any {
+                        true => Source::Any,
+                        false => Source::Rank(0),
+                    };
+                    // Only one receive from any rank is open under a tag.
+                    if shape.any {
+                        mp::wait_all(&std::mem::take(&mut open), LIMIT).unwrap();
+                    }
+                    let recv = ctx.post_recv(&RecvOp::new(from, 1, &parts)).unwrap();
+                    if shape.any {
+                        recv.wait(LIMIT).unwrap();
+                    }
+                    recv
+                };
+                if !shape.dropped[me] {
+                    open.push(request);
+                }
+                if open.len() == 7 {
+                    mp::wait_all(&std::mem::take(&mut open), LIMIT).unwrap();
+                }
+            }
+            mp::wait_all(&open, LIMIT).unwrap();
+            rank.until("a message did not arrive", || {
+                let receives = ctx.stats().total().receives;
+                rank.me == 0 || receives == all.len() as u64
+            });
+            for (i, shape) in all.iter().enumerate() {
+                let (right, got) = (
+                    pattern(0, i, shape.len),
+                    read(&memory, i * LARGE, shape.len),
+                );
+                assert!(got == right, "message {i} of {} bytes", shape.len);
+            }
+            rank.barrier();
+        });
+    }
+}
+
+/// A call that waits for a short message sends a long one, for which the other rank waits first.
+#[test]
+fn wait_for_a_short_message_advances_other_requests() {
+    for path in PATHS {
+        play(1, 2, move |rank| {
+            let ctx = &rank.open_manual(|b| b.path(path));
+            let (long, short) = (slice(ctx, 100 * LARGE), slice(ctx, SMALL));
+            for _ in 0..3 {
+                if rank.me == 0 {
+                    let send = ctx.isend(1, 1, &long).unwrap();
+                    let recv = ctx.irecv(1, 2, &short).unwrap();
+                    recv.wait(LIMIT).unwrap();
+                    assert!(send.test().unwrap().is_some());
+                } else {
+                    sim::recv(ctx, 0, 1, 100 * LARGE);
+                    sim::send(ctx, 0, 2, SMALL);
+                }
+            }
+            rank.barrier();
+        });
+    }
+}
+
+/// Credits come back in runs of half the depth, from slots anywhere in the ring; every seventh message is
+/// received by a stream, which begins another run.
+#[test]
+fn credits_of_the_cpu_come_back_at_every_depth() {
+    for (path, depth) in PATHS
+        .into_iter()
+        .flat_map(|path| [2, 4, 64, 1024].map(|d| (path, d)))
+    {
+        let count = 3 * depth as usize + 5;
+        pair(
+            move |b| b.path(path).depth(depth),
+            move |rank, ctx| {
+                let stream = ctx.gpu().stream().unwrap();
+                let memory = slice(ctx, SMALL);
+                for i in 0..count {
+                    let (of_all, at) = (pattern(0, i, SMALL), memory.memory());
+                    if rank.me == 0 {
+                        at.write(0, &of_all).unwrap();
+                        ctx.isend(1, 1, &memory).unwrap().wait(LIMIT).unwrap();
+                        continue;
+                    }
+                    if i % 7 == 6 {
+                        sim::recv_on(ctx, &stream, 0, 1, &memory)
+                            .wait(LIMIT)
+                            .unwrap();
+                    } else {
+                        let recv = ctx.irecv(0, 1, &memory).unwrap();
+                        assert_eq!(recv.wait(LIMIT).unwrap().len, SMALL as u64);
+                    }
+                    assert_eq!(read(at, 0, SMALL), of_all, "message {i} at depth {depth}");
+                }
+                let counts = ctx.stats().of(rank.peer());
+                let (bytes, all) = ((count * SMALL) as u64, count as u64);
+                match rank.me {
+                    0 => assert_eq!(
+                        (counts.sends, counts.bytes_out, counts.eager),
+                        (all, bytes, all)
+                    ),
+                    _ => assert_eq!(
+                        (counts.receives, counts.bytes_in, counts.eager),
+                        (all, bytes, all)
+                    ),
+                }
+            },
+        );
+    }
+}
+
+/// A failed request is the answer of a wait for several, although another one is late.
+#[test]
+fn failure_comes_before_a_request_that_is_late() {
+    for path in PATHS {
+        pair(
+            move |b| b.path(path),
+            |rank, ctx| {
+                let data = slice(ctx, SMALL);
+                if rank.me == 0 {
+                    let _ = ctx.isend(1, 1, &data).unwrap();
+                    rank.barrier();
+                    sim::send(ctx, 1, 2, SMALL);
+                } else {
+                    let room = slice(ctx, SMALL - 1);
+                    let late = ctx.irecv(0, 2, &data).unwrap();
+                    let both = [late, ctx.irecv(0, 1, &room).unwrap()];
+                    let wait = |limit| mp::wait_all(&both, limit).unwrap_err().kind();
+                    while wait(millis(1)) == Kind::Timeout {}
+                    assert_eq!(wait(millis(1)), Kind::Truncated);
+                    assert!(both[0].test().unwrap().is_none());
+                    rank.barrier();
+                    both[0].wait(LIMIT).unwrap();
+                    assert_eq!(wait(LIMIT), Kind::Truncated);
+                }
+                let _ = ctx.take_error();
+            },
+        );
+    }
+}
