@@ -146,6 +146,7 @@ fn eager_len(channel: &RecvChannel, number: u64) -> Option<u64> {
 
 /// Copies a message to the memory of its receive, if the CPU reaches both. `false`: it does not.
 fn copy_in(channel: &RecvChannel, number: u64, segments: &[Slice], len: u64) -> bool {
+    let number = number + u64::from(on(Mutant::WrongPayload));
     let (Ok((room, at)), [into]) = (channel.payload(number), segments) else {
         return len == 0;
     };

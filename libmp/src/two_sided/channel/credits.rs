@@ -216,6 +216,9 @@ impl RecvChannel {
                 for (word, taken) in words.iter_mut().zip(taken) {
                     *word = taken.load()?;
                 }
+                if on(Mutant::MissingCredit) && slot == 0 {
+                    continue;
+                }
                 let to = self.span(self.shape.taken_at(slot), 8 * words.len())?;
                 if !lane.copy_now(std::iter::empty(), to, words, to)? {
                     return Ok(false);
