@@ -393,20 +393,24 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     };
     let _call = engine.observers.call(c"wait_all", Facts::default);
     let keys = || requests.iter().map(Request::key);
-    let (mut open, mut ends) = (0, None);
+    let (mut open, mut ends) = (0, Vec::with_capacity(requests.len()));
+    let mut late = None;
     engine.wait_for_requests(limit, &mut |state| {
-        while let Some(request) = requests.get(open) {
-            if !engine.visit_and_is_settled(state, request.key()) {
-                return ControlFlow::Continue(Some(request.key()));
+        while let Some(key) = requests.get(open).map(Request::key) {
+            if !engine.visit_and_is_settled(state, key) {
+                return ControlFlow::Continue(Some(key));
             }
             open += 1;
         }
-        ends = Some(engine.answers(state, keys()));
+        late = Some(engine.answers(state, keys(), &mut ends));
         ControlFlow::Break(())
     });
     // A failed request may be the reason why another is late.
-    let ends = ends.unwrap_or_else(|| engine.answers(&mut engine.lock(), keys()))?;
-    ends.ok_or_else(|| requests[open.min(requests.len() - 1)].late(limit))
+    let late = late.unwrap_or_else(|| engine.answers(&mut engine.lock(), keys(), &mut ends))?;
+    match requests.iter().find(|request| late == Some(request.key())) {
+        None => Ok(ends),
+        Some(request) => Err(request.late(limit)),
+    }
 }
 
 /// Waits on the CPU, at most `limit`, until one of the requests has ended; returns its index and

@@ -161,7 +161,7 @@ pub(crate) struct Incoming {
     /// The value of the word in device memory in which its kernel stores that it has ended; see
     /// [`Table::make_report`](super::table::Table::make_report).
     pub ended: Option<u64>,
-    /// Kernels of the application may read its result word in host memory.
+    /// Kernels of the application, or streams, may read its result word in host memory.
     pub result_in_host: bool,
 }
 

@@ -309,7 +309,12 @@ impl Table {
     }
 
     /// The word and the value that it reaches when a request has ended, for streams.
-    pub fn end_word(&self, key: RequestKey) -> (&Word64, u64) {
+    pub fn end_word(&mut self, key: RequestKey) -> (&Word64, u64) {
+        if self.report(key).is_none()
+            && let Some(receive) = self.receive_mut(key)
+        {
+            receive.result_in_host = true;
+        }
         match self.report(key) {
             Some(([ended, _], value)) => (ended.word(), value),
             None => (self.result_word(key), 1),

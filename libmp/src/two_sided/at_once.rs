@@ -41,7 +41,6 @@ impl Engine {
         let peer = state.peers.get_mut(spec.to)?;
         let number = free_number(peer, spec.tag, len)?;
         let channel = peer.channels.sends.get_mut(&spec.tag)?;
-        channel.refresh_ready(number);
         let lane = peer.link.lane(0)?;
         if !copy_eager(lane, channel, number, spec.segments, len).unwrap_or(false) {
             return None;

@@ -272,7 +272,7 @@ fn lead_in(
         wait,
         credit,
         store,
-    } = channel.lead_in(number, short, by_kernel)?;
+    } = channel.lead_in(number, short, by_kernel);
     if let Some(credit) = credit {
         let put = batch.credit(credit)?;
         keep([put].into_iter(), at, made, parts);

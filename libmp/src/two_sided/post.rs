@@ -217,7 +217,7 @@ impl Engine {
         let mut list = List::<8>::new();
         let by_kernel = common.puts.iter().flatten().any(Put::takes_credit);
         let (number, short) = (common.number, !common.large);
-        let lead_in = channel.lead_in(number, short, by_kernel)?;
+        let lead_in = channel.lead_in(number, short, by_kernel);
         let waits = common.large || lead_in.wait.is_some() || lead_in.credit.is_some();
         lead_in.add_to(&mut list);
         let complete = send.late.as_ref().is_some_and(|late| late.complete);

@@ -64,9 +64,8 @@ pub(super) fn copy_eager(
     segments: &[Slice],
     len: u64,
 ) -> Result<bool> {
-    if let Some(ready) = channel.stale(number) {
-        ready.store(word::threshold(number))?;
-    }
+    // Not set to `number` as before a message of a stream: if the copy is refused, another message may get it.
+    channel.refresh_ready(number);
     let pieces = segments.iter().map(Slice::piece);
     let half = word::word(number, WordKind::Eager, len);
     let (to, pair) = (channel.payload(number)?, channel.pair(number)?);
@@ -130,7 +129,7 @@ fn post_short(
 ) -> Result<()> {
     let mut list = List::<6>::new();
     let by_kernel = batch.all().any(|put| put.takes_credit());
-    let lead_in = channel.lead_in(number, true, by_kernel)?;
+    let lead_in = channel.lead_in(number, true, by_kernel);
     lead_in.add_to(&mut list);
     let credit = lead_in.credit.map(|credit| batch.credit(credit));
     let credit = credit.transpose()?;
@@ -283,7 +282,9 @@ impl Engine {
         let channel = peer.channels.sends.get_mut(&spec.tag).ok_or_else(none)?;
         channel.note_use(order);
         let number = next_number(channel, rank, spec.tag)?;
-        channel.refresh_ready(number);
+        if channel.has_device_block() {
+            channel.refresh_ready(number);
+        }
         let stream = spec.on.stream();
         state.requests.reserve(&self.gpu)?;
         let large = matches!(need, Need::Send { eager: false, .. });

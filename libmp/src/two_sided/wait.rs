@@ -160,25 +160,27 @@ impl Engine {
         }
     }
 
-    /// The results of several requests, in their order; `None` if one has not ended.
+    /// Appends the results of several requests to `ends`, in their order. Returns the first one that has not
+    /// ended.
     ///
     /// # Errors
     /// The first failure; the failures of all count as returned.
     pub fn answers(
         &self,
         state: &mut State,
-        requests: impl ExactSizeIterator<Item = RequestKey>,
-    ) -> Result<Option<Vec<Done>>> {
-        let (mut ends, mut first) = (Some(Vec::with_capacity(requests.len())), None);
+        requests: impl Iterator<Item = RequestKey>,
+        ends: &mut Vec<Done>,
+    ) -> Result<Option<RequestKey>> {
+        let (mut open, mut first) = (None, None);
         for key in requests {
             state.count_wait(key);
-            match (self.answer(WAIT, state, key), &mut ends) {
-                (Ok(Some(end)), Some(ends)) => ends.push(end),
-                (Ok(_), _) => ends = None,
-                (Err(e), _) => _ = first.get_or_insert(e),
+            match self.answer(WAIT, state, key) {
+                Ok(Some(end)) => ends.push(end),
+                Ok(None) => _ = open.get_or_insert(key),
+                Err(e) => _ = first.get_or_insert(e),
             }
         }
-        first.map_or(Ok(ends), Err)
+        first.map_or(Ok(open), Err)
     }
 
     /// Waits until `condition` holds, with a round of the background work from time to time.

@@ -68,7 +68,7 @@ impl Waits {
     }
 
     /// Adds a wait for the result word of a request.
-    fn add_result(&mut self, requests: &Table, key: RequestKey, flush: bool) -> Result<()> {
+    fn add_result(&mut self, requests: &mut Table, key: RequestKey, flush: bool) -> Result<()> {
         let (word, value) = requests.end_word(key);
         self.words.push((word.clone(), value, flush));
         self.noted.push(key);
@@ -286,9 +286,9 @@ impl Engine {
                 }
                 // Its kernel is before this call's waits, or in this call.
                 ReceiveState::Claimed(by) if by == stream.id() => Ok(()),
-                _ => waits.add_result(&state.requests, key, flush),
+                _ => waits.add_result(&mut state.requests, key, flush),
             },
-            _ => waits.add_result(&state.requests, key, flush),
+            _ => waits.add_result(&mut state.requests, key, flush),
         }
     }
 

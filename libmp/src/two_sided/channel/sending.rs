@@ -469,7 +469,7 @@ impl SendChannel {
     }
 
     /// The ready word of message `number`, if only short messages used its slot for so long that
-    /// the word's 16 bits would soon compare as a later number. The sender of a short message sets
+    /// the word's 16 bits would soon compare as a later number. The stream that sends a short message sets
     /// the word to the number of that message: the receive of a short message writes no ready word,
     /// and the next receive in the slot is posted after it.
     pub fn stale(&self, number: u64) -> Option<&Word64> {
@@ -477,27 +477,31 @@ impl SendChannel {
         stale_value(ready, number, self.shape.depth).map(|_| ready)
     }
 
-    /// Refreshes the ready word of message `number` before it is sent, as receives that streams post do not
-    /// write it.
+    /// Refreshes the ready word of message `number` before it is sent, if neither its receive nor the message
+    /// may write it.
     pub fn refresh_ready(&self, number: u64) {
-        if self.side.device_block.is_some() {
-            refresh(self.ready(number), number, self.shape.depth);
-        }
+        refresh(self.ready(number), number, self.shape.depth);
+    }
+
+    /// Whether receives that streams post may name their memory in device memory, and write no ready word.
+    pub fn has_device_block(&self) -> bool {
+        self.side.device_block.is_some()
     }
 
     /// What a stream does before message `number`: it waits for the credit, unless that is known. Before a
     /// `short` message it also stores a value into a stale ready word. `by_kernel`: the kernel of the
-    /// message waits.
+    /// message waits. A word that the CPU can refresh now does not get the number of the message, because the
+    /// message may yet be refused.
     #[inline]
-    pub fn lead_in(&self, number: u64, short: bool, by_kernel: bool) -> Result<LeadIn<'_>> {
+    pub fn lead_in(&self, number: u64, short: bool, by_kernel: bool) -> LeadIn<'_> {
         let blocked = self.blocked_by(number);
         let stale = self.stale(number).filter(|_| short);
-        if let (None, Some(ready)) = (blocked, stale) {
-            ready.store(word::threshold(number))?;
-            return Ok(LeadIn::default());
+        if blocked.is_none() && stale.is_some() {
+            self.refresh_ready(number);
+            return LeadIn::default();
         }
         if by_kernel && stale.is_none() {
-            return Ok(LeadIn::default());
+            return LeadIn::default();
         }
         // The credit comes in device memory or in host memory: a kernel waits for either.
         let credit = self
@@ -507,11 +511,11 @@ impl SendChannel {
             .then(|| self.credit(number));
         let credit = credit.filter(|credit| credit.taken != 0);
         let blocked = blocked.filter(|_| credit.is_none());
-        Ok(LeadIn {
+        LeadIn {
             wait: blocked.map(|(taken, before)| (taken, word::threshold(before))),
             credit,
             store: stale.map(|ready| (ready, word::threshold(number))),
-        })
+        }
     }
 
     /// The memory of the receive of `number`, if that receive is posted and has room for `len`
@@ -624,6 +628,29 @@ fn adopt_rooms(known: &mut Option<Rooms>, rooms: Rooms) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A send of the CPU refreshes the word, and may then not be posted: a long message gets its number.
+    #[test]
+    fn refreshed_ready_word_is_no_reply() {
+        let gpu = gdsync::Gpu::soft().unwrap();
+        let device = gdsync::rdma::Device::emulated(&gpu).unwrap();
+        let shape = Shape {
+            depth: 4,
+            eager: 64,
+            start: 0,
+            zero_sm: false,
+        };
+        let channel = SendChannel::new(&Paths::for_test(&device), 1, shape).unwrap();
+        for number in (1..20).map(|i| i * WINDOW + 1) {
+            channel.refresh_ready(number);
+            assert!(channel.stale(number).is_none() || number == WINDOW + 1);
+            assert_eq!(channel.reply(number), None);
+        }
+        let ready = word::word(20 * WINDOW, WordKind::Ready, 100);
+        channel.ready(0).store(ready).unwrap();
+        channel.refresh_ready(20 * WINDOW);
+        assert_eq!(channel.ready(0).load().unwrap(), ready);
+    }
 
     #[test]
     fn refusal_keeps_the_ready_word_of_the_next_receive_in_its_slot() {
