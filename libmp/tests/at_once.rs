@@ -1,18 +1,27 @@
 //! Short messages that the CPU copies at once: their results, messages of every shape beside each other,
 //! and the other requests of a call that waits for one.
 
-mod common;
 #[path = "common/sim.rs"]
 mod sim;
 
 use gdsync::Status;
 use gdsync::gpu::MemoryKind;
-use mp::{Context, Kind, PathChoice, RecvOp, Request, SendOp, Source};
+use mp::{Context, Kind, Memory, PathChoice, RecvOp, Request, SendOp, Source};
 
-use common::{pattern, read};
 use sim::{LARGE, LIMIT, SMALL, Witness, millis, pair, play, slice};
 
 const PATHS: [PathChoice; 2] = [PathChoice::Ipc, PathChoice::Nic];
+
+/// The payload of message `i`; no byte is 0.
+fn pattern(i: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 + i * 6) as u8 | 1).collect()
+}
+
+fn read(memory: &Memory, at: usize, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    memory.read(at, &mut bytes).unwrap();
+    bytes
+}
 
 /// The status and the length that a kernel reads from the result word.
 fn result(ctx: &Context, request: &Request) -> (Status, u64) {
@@ -134,7 +143,7 @@ fn messages_of_all_shapes_keep_their_order() {
                 };
                 let parts = parts(shape.pieces[me]);
                 let request = if rank.me == 0 {
-                    memory.write(i * LARGE, &pattern(0, i, shape.len)).unwrap();
+                    memory.write(i * LARGE, &pattern(i, shape.len)).unwrap();
                     ctx.post_send(&SendOp::new(1, 1, &parts)).unwrap()
                 } else {
                     let from = match shape.any {
@@ -164,10 +173,7 @@ fn messages_of_all_shapes_keep_their_order() {
                 rank.me == 0 || receives == all.len() as u64
             });
             for (i, shape) in all.iter().enumerate() {
-                let (right, got) = (
-                    pattern(0, i, shape.len),
-                    read(&memory, i * LARGE, shape.len),
-                );
+                let (right, got) = (pattern(i, shape.len), read(&memory, i * LARGE, shape.len));
                 assert!(got == right, "message {i} of {} bytes", shape.len);
             }
             rank.barrier();
@@ -213,7 +219,7 @@ fn credits_of_the_cpu_come_back_at_every_depth() {
                 let stream = ctx.gpu().stream().unwrap();
                 let memory = slice(ctx, SMALL);
                 for i in 0..count {
-                    let (of_all, at) = (pattern(0, i, SMALL), memory.memory());
+                    let (of_all, at) = (pattern(i, SMALL), memory.memory());
                     if rank.me == 0 {
                         at.write(0, &of_all).unwrap();
                         ctx.isend(1, 1, &memory).unwrap().wait(LIMIT).unwrap();
