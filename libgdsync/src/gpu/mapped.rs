@@ -178,8 +178,12 @@ impl Mapped {
         self.check(offset, len, 1);
         source.check(from, len, 1);
         fence(Ordering::Release);
+        let copy = match self.combining || source.combining {
+            true => bytes::copy_words,
+            false => bytes::copy,
+        };
         // SAFETY: inside both spans, as checked, which are only accessed atomically.
-        unsafe { bytes::copy(source.base.add(from), self.base.add(offset), len) };
+        unsafe { copy(source.base.add(from), self.base.add(offset), len) };
         fence(Ordering::Acquire);
         self.settle();
     }
