@@ -20,10 +20,10 @@
 //! engine composes them:
 //! - Calls of the application: `spec`, `open`, `send`, `receive`, `null`, `bind`, `post`, `wait`,
 //!   `transfer` (posting operations of windows), `post_all` (with `passes` and `take_back`) and `wait_all`
-//!   (several requests in one submission), `claim` (a stream takes a message in), `marks` (how far streams have come), `take`
-//!   (the CPU takes a message in), `at_once` (short messages of the CPU by mapped memory, in one step), `flush`, `close`, `agree` (agreements on lost ranks), `ready` (the
-//!   memory of ready words), `capture` (messages in CUDA graphs), `zero_choice`, `zero_post` and `zero_wait`
-//!   (zero-SM messages).
+//!   (several requests in one submission), `claim` (a stream takes a message in), `marks` (how far streams have
+//!   come), `take` (the CPU takes a message in), `at_once` (short messages of the CPU by mapped memory, in one
+//!   step), `flush`, `close`, `agree` (agreements on lost ranks), `ready` (the memory of ready words), `capture`
+//!   (messages in CUDA graphs), `zero_choice`, `zero_post` and `zero_wait` (zero-SM messages).
 //! - Background work: `progress`, `control`, `finish`, `zero_advance`, `steps` (neighbourhoods), `team` (collective
 //!   calls), and `texts`, which describes it in errors and logs.
 
