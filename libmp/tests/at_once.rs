@@ -281,3 +281,39 @@ fn failure_comes_before_a_request_that_is_late() {
         );
     }
 }
+
+/// Receives that end in any order return their credits, so that the next messages are sent at once: no rank
+/// does background work meanwhile.
+#[test]
+fn credits_come_back_whatever_the_order_of_the_waits() {
+    const DEPTH: usize = 8;
+    let orders = [
+        [0, 1, 2, 3, 4, 5, 6, 7],
+        [7, 6, 5, 4, 3, 2, 1, 0],
+        [0, 7, 6, 5, 4, 3, 2, 1],
+        [4, 2, 7, 0, 5, 3, 6, 1],
+    ];
+    for order in orders {
+        play(1, 2, move |rank| {
+            let ctx = &rank.open_manual(|b| b.path(PathChoice::Ipc).depth(DEPTH as u32));
+            let memory = slice(ctx, SMALL);
+            for round in 0..5 {
+                let all: Vec<_> = (0..DEPTH)
+                    .map(|_| match rank.me {
+                        0 => ctx.isend(1, 1, &memory).unwrap(),
+                        _ => ctx.irecv(0, 1, &memory).unwrap(),
+                    })
+                    .collect();
+                if rank.me == 0 && round > 0 {
+                    let sent = all.iter().filter(|send| send.test().unwrap().is_some());
+                    assert_eq!(sent.count(), DEPTH, "round {round}, order {order:?}");
+                }
+                rank.barrier();
+                for at in order {
+                    all[at].wait(LIMIT).unwrap();
+                }
+                rank.barrier();
+            }
+        });
+    }
+}

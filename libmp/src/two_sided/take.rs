@@ -73,7 +73,7 @@ impl Engine {
 #[inline]
 pub(super) fn acknowledge(
     channel: &mut RecvChannel,
-    lane: Option<&mut Lane>,
+    mut lane: Option<&mut Lane>,
     number: u64,
     kind: WordKind,
 ) {
@@ -83,9 +83,15 @@ pub(super) fn acknowledge(
     if let Some(run) = channel.count(number, 0, None) {
         // A kernel may still take an earlier message of the run in.
         match (run.from..run.to).all(|n| channel.is_taken(n)) {
-            true => _ = channel.credit_by_cpu(lane, run),
+            true => _ = channel.credit_by_cpu(lane.as_deref_mut(), run),
             false => channel.keep_credit(run),
         }
+    }
+    // The CPU takes messages in any order, so in shorter runs.
+    if channel.is_credit_late() {
+        while let Some(run) = channel.credit_due()
+            && channel.credit_by_cpu(lane.as_deref_mut(), run)
+        {}
     }
 }
 

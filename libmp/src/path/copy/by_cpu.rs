@@ -77,11 +77,12 @@ impl Lane {
         Ok(true)
     }
 
-    /// Copies at most `left` bytes of the CPU's puts. Returns `true` if the queue had a put.
+    /// Copies at most `left` bytes of the CPU's puts, and the words behind them. Returns `true` if the queue
+    /// had a put.
     pub fn go_on(&mut self, mut left: usize) -> bool {
         let any = !self.queue.is_empty();
-        while left > 0
-            && let Some(put) = self.queue.front().copied()
+        while let Some(put) = self.queue.front().copied()
+            && (left > 0 || put.words)
         {
             match self.copy(put, &mut left) {
                 Ok(true) => {

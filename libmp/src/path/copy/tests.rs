@@ -143,6 +143,17 @@ fn a_message_arrives_by_the_cpu_and_by_a_stream() {
 }
 
 #[test]
+fn words_behind_the_last_byte_of_a_round_are_stored_in_it() {
+    for len in [1, 4096, AT_ONCE] {
+        let mut bench = Bench::new(MemoryKind::Pinned);
+        let puts = bench.message(len);
+        puts.iter().for_each(|put| bench.lane.post(*put).unwrap());
+        assert!(bench.lane.go_on(len) && !bench.lane.is_copying());
+        bench.assert_arrived(len);
+    }
+}
+
+#[test]
 fn a_short_message_is_copied_now_unless_an_earlier_put_waits() {
     for kind in [MemoryKind::Pinned, MemoryKind::Device] {
         for len in [0, 1, 17, 4096, AT_ONCE] {

@@ -49,8 +49,10 @@ impl Credits {
             to,
         };
         match &mut self.run {
-            Some(run) if run.lane == lane && run.stream == stream && run.to == number => {
-                run.to += 1;
+            Some(run) if run.lane == lane && run.stream == stream && run.to == from => run.to = to,
+            // Requests of the CPU end in any order.
+            Some(run) if run.lane == lane && run.stream == stream && run.from == to => {
+                run.from = from
             }
             run => self.stale.extend(run.replace(new)),
         }
@@ -89,6 +91,12 @@ impl Credits {
             .take_if(|run| taken(run) && !on(Mutant::LostCredit))
     }
 
+    /// Whether the credits of so many messages are not returned: a sender may wait for them.
+    pub fn are_late(&self, most: u32) -> bool {
+        let runs = self.run.iter().chain(&self.stale);
+        runs.map(|run| run.to - run.from).sum::<u64>() >= most.into()
+    }
+
     /// Whether all credits are returned.
     pub fn is_empty(&self) -> bool {
         self.run.is_none() && self.stale.is_empty()
@@ -96,6 +104,13 @@ impl Credits {
 }
 
 impl RecvChannel {
+    /// Whether a run is due that `count` has not returned: the messages of half the slots were taken in other
+    /// runs.
+    #[inline]
+    pub fn is_credit_late(&self) -> bool {
+        self.side.credits.are_late(self.shape.depth / 2)
+    }
+
     /// Counts a message as taken by a poster. Returns a run whose credits are due now.
     #[inline]
     pub fn count(&mut self, number: u64, lane: u8, stream: Option<u64>) -> Option<Run> {
@@ -270,10 +285,15 @@ mod tests {
         for (number, poster) in [(2, a), (3, b), (5, b)] {
             assert_eq!(count(number, poster), None);
         }
+        assert!(credits.are_late(3) && !credits.are_late(4));
         let mut due = |most| Some(credits.due(|run| run.to <= most)?.to);
         assert_eq!([due(2), due(3), due(3)], [None, Some(3), None]);
         assert_eq!([due(9), due(9), due(9)], [Some(4), Some(6), None]);
         assert!(credits.is_empty());
+        // It grows at both ends.
+        let mut count = |number| credits.count(number, b.0, b.1, 3);
+        assert_eq!([11, 10].map(&mut count), [None; 2]);
+        assert_eq!(count(12).map(|run| (run.from, run.to)), Some((10, 13)));
         credits.keep(run);
         assert!(!credits.is_empty());
         // The run that grows is taken by its poster alone, once a message in it is needed.
