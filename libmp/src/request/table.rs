@@ -310,10 +310,8 @@ impl Table {
 
     /// The word and the value that it reaches when a request has ended, for streams.
     pub fn end_word(&mut self, key: RequestKey) -> (&Word64, u64) {
-        if self.report(key).is_none()
-            && let Some(receive) = self.receive_mut(key)
-        {
-            receive.result_in_host = true;
+        if self.report(key).is_none() {
+            self.await_in_host(key);
         }
         match self.report(key) {
             Some(([ended, _], value)) => (ended.word(), value),
@@ -341,15 +339,20 @@ impl Table {
         let _ = self.result_word(key).store(word::result(status, len));
     }
 
+    /// Notes that the result of a receive is read in host memory.
+    fn await_in_host(&mut self, key: RequestKey) {
+        if let Some(receive) = self.receive_mut(key) {
+            receive.result_in_host = true;
+        }
+    }
+
     /// The address of the word that holds the result, for kernels behind a wait. Stores the result there if
     /// the request has ended without that.
     pub fn shown_result(&mut self, key: RequestKey) -> DevicePtr {
         if let Some(([_, own], _)) = self.report(key) {
             return own.word().addr();
         }
-        if let Some(receive) = self.receive_mut(key) {
-            receive.result_in_host = true;
-        }
+        self.await_in_host(key);
         if let Some(entry) = self.get(key)
             && let Some(status) = entry.status()
             && self.result_word(key).load().unwrap_or(0) == 0

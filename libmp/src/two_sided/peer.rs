@@ -529,11 +529,7 @@ impl Peer {
         };
         let mut credited = false;
         for channel in self.channels.recvs.values_mut() {
-            while let Some(run) = channel.credit_due()
-                && channel.credit_by_cpu(Some(&mut *lane), run)
-            {
-                credited = true;
-            }
+            credited |= channel.return_credits(Some(&mut *lane));
         }
         credited
     }

@@ -89,9 +89,7 @@ pub(super) fn acknowledge(
     }
     // The CPU takes messages in any order, so in shorter runs.
     if channel.is_credit_late() {
-        while let Some(run) = channel.credit_due()
-            && channel.credit_by_cpu(lane.as_deref_mut(), run)
-        {}
+        channel.return_credits(lane);
     }
 }
 

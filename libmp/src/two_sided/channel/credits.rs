@@ -49,10 +49,12 @@ impl Credits {
             to,
         };
         match &mut self.run {
-            Some(run) if run.lane == lane && run.stream == stream && run.to == from => run.to = to,
-            // Requests of the CPU end in any order.
-            Some(run) if run.lane == lane && run.stream == stream && run.from == to => {
-                run.from = from
+            // At either end: requests of the CPU end in any order.
+            Some(run)
+                if (run.lane, run.stream) == (lane, stream)
+                    && (run.to == from || run.from == to) =>
+            {
+                (run.from, run.to) = (run.from.min(from), run.to.max(to));
             }
             run => self.stale.extend(run.replace(new)),
         }
@@ -142,7 +144,7 @@ impl RecvChannel {
     }
 
     /// A run whose credits can be returned and are not.
-    pub fn credit_due(&mut self) -> Option<Run> {
+    fn credit_due(&mut self) -> Option<Run> {
         let (numbers, taken) = (self.numbers, &self.taken);
         let is_taken = |n: u64| has_come(&taken[numbers.slot(n)], n);
         let all = |run: &Run| (run.from..run.to).all(is_taken);
@@ -187,6 +189,17 @@ impl RecvChannel {
     /// Keeps a run whose credits were not returned, for the library.
     pub fn keep_credit(&mut self, run: Run) {
         self.side.credits.keep(run);
+    }
+
+    /// Returns the credits that are due, by the CPU. `true`: it returned some.
+    pub fn return_credits(&mut self, mut lane: Option<&mut Lane>) -> bool {
+        let mut any = false;
+        while let Some(run) = self.credit_due()
+            && self.credit_by_cpu(lane.as_deref_mut(), run)
+        {
+            any = true;
+        }
+        any
     }
 
     /// Returns a run's credits by the CPU, or keeps the run for the next round. `true`: they were

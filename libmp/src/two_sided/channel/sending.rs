@@ -629,9 +629,8 @@ fn adopt_rooms(known: &mut Option<Rooms>, rooms: Rooms) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A send of the CPU refreshes the word, and may then not be posted: a long message gets its number.
-    #[test]
-    fn refreshed_ready_word_is_no_reply() {
+    /// A channel of 4 slots.
+    fn channel() -> SendChannel {
         let gpu = gdsync::Gpu::soft().unwrap();
         let device = gdsync::rdma::Device::emulated(&gpu).unwrap();
         let shape = Shape {
@@ -640,7 +639,13 @@ mod tests {
             start: 0,
             zero_sm: false,
         };
-        let channel = SendChannel::new(&Paths::for_test(&device), 1, shape).unwrap();
+        SendChannel::new(&Paths::for_test(&device), 1, shape).unwrap()
+    }
+
+    /// A send of the CPU refreshes the word, and may then not be posted: a long message gets its number.
+    #[test]
+    fn refreshed_ready_word_is_no_reply() {
+        let channel = channel();
         for number in (1..20).map(|i| i * WINDOW + 1) {
             channel.refresh_ready(number);
             assert!(channel.stale(number).is_none());
@@ -654,15 +659,7 @@ mod tests {
 
     #[test]
     fn refusal_keeps_the_ready_word_of_the_next_receive_in_its_slot() {
-        let gpu = gdsync::Gpu::soft().unwrap();
-        let device = gdsync::rdma::Device::emulated(&gpu).unwrap();
-        let shape = Shape {
-            depth: 4,
-            eager: 64,
-            start: 0,
-            zero_sm: false,
-        };
-        let channel = SendChannel::new(&Paths::for_test(&device), 1, shape).unwrap();
+        let channel = channel();
         let later = word::word(4, WordKind::Ready, 100);
         channel.ready(0).store(later).unwrap();
         for number in [0, 1] {
