@@ -74,7 +74,7 @@ gds_step::mutants! {
     EarlySlot,
     /// A stream takes a zero-SM message in before the stream that posts its receive has reached that.
     UnreachedReceive,
-    /// The CPU does not return the credits of the first slot when it copies them at once.
+    /// The CPU does not return the credits of the first slots when it copies them at once.
     MissingCredit,
     /// A receive of the CPU copies the payload of the next slot.
     WrongPayload,

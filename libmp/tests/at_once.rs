@@ -1,5 +1,5 @@
-//! Short messages that the CPU copies at once: their results, messages of every shape beside each other,
-//! and the other requests of a call that waits for one.
+//! Short messages that the CPU copies at once: their results and failures, messages of every shape beside each
+//! other, the other requests of a call that waits, and credits.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -73,9 +73,8 @@ fn both_ranks_find_that_a_message_was_too_long() {
                 let data = slice(ctx, SMALL);
                 if rank.me == 0 {
                     let send = ctx.isend(1, 1, &data).unwrap();
-                    let test = || send.test().err();
                     rank.until("the send did not fail", || {
-                        test().is_some_and(|e| truncated(&e))
+                        send.test().is_err_and(|e| truncated(&e))
                     });
                     assert_eq!(result(ctx, &send), (Status::TRUNCATED, SMALL as u64));
                 } else {
@@ -105,6 +104,7 @@ struct Shape {
     len: usize,
     /// Pieces of the send, and of the receive.
     pieces: [usize; 2],
+    /// The receive is from any rank.
     any: bool,
     /// The request is dropped at once.
     dropped: [bool; 2],
@@ -204,8 +204,8 @@ fn wait_for_a_short_message_advances_other_requests() {
     }
 }
 
-/// Credits come back in runs of half the depth, from slots anywhere in the ring; every seventh message is
-/// received by a stream, which begins another run.
+/// Messages arrive at every depth while runs of credits cross the end of the ring, and streams, which receive every
+/// seventh message, begin other runs.
 #[test]
 fn credits_of_the_cpu_come_back_at_every_depth() {
     for (path, depth) in PATHS
@@ -219,9 +219,9 @@ fn credits_of_the_cpu_come_back_at_every_depth() {
                 let stream = ctx.gpu().stream().unwrap();
                 let memory = slice(ctx, SMALL);
                 for i in 0..count {
-                    let (of_all, at) = (pattern(i, SMALL), memory.memory());
+                    let (bytes, into) = (pattern(i, SMALL), memory.memory());
                     if rank.me == 0 {
-                        at.write(0, &of_all).unwrap();
+                        into.write(0, &bytes).unwrap();
                         ctx.isend(1, 1, &memory).unwrap().wait(LIMIT).unwrap();
                         continue;
                     }
@@ -233,20 +233,15 @@ fn credits_of_the_cpu_come_back_at_every_depth() {
                         let recv = ctx.irecv(0, 1, &memory).unwrap();
                         assert_eq!(recv.wait(LIMIT).unwrap().len, SMALL as u64);
                     }
-                    assert_eq!(read(at, 0, SMALL), of_all, "message {i} at depth {depth}");
+                    assert_eq!(read(into, 0, SMALL), bytes, "message {i} at depth {depth}");
                 }
                 let counts = ctx.stats().of(rank.peer());
                 let (bytes, all) = ((count * SMALL) as u64, count as u64);
-                match rank.me {
-                    0 => assert_eq!(
-                        (counts.sends, counts.bytes_out, counts.eager),
-                        (all, bytes, all)
-                    ),
-                    _ => assert_eq!(
-                        (counts.receives, counts.bytes_in, counts.eager),
-                        (all, bytes, all)
-                    ),
-                }
+                let moved = match rank.me {
+                    0 => (counts.sends, counts.bytes_out),
+                    _ => (counts.receives, counts.bytes_in),
+                };
+                assert_eq!((moved, counts.eager), ((all, bytes), all));
             },
         );
     }
@@ -269,7 +264,8 @@ fn failure_comes_before_a_request_that_is_late() {
                     let late = ctx.irecv(0, 2, &data).unwrap();
                     let both = [late, ctx.irecv(0, 1, &room).unwrap()];
                     let wait = |limit| mp::wait_all(&both, limit).unwrap_err().kind();
-                    while wait(millis(1)) == Kind::Timeout {}
+                    let failed = (0..1000).any(|_| wait(millis(1)) != Kind::Timeout);
+                    assert!(failed, "the failure of the second request is not returned");
                     assert_eq!(wait(millis(1)), Kind::Truncated);
                     assert!(both[0].test().unwrap().is_none());
                     rank.barrier();

@@ -1,6 +1,6 @@
 //! Copies of bytes in memory that other threads and devices access at any time. They copy in
 //! ascending order by the largest aligned words, each word in one access. Accesses are relaxed:
-//! other words provide the order. [`copy`] of long memory keeps neither order nor words.
+//! other words provide the order. [`copy`] of long memory does not keep these two rules.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -72,8 +72,8 @@ pub unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LONG: usize = 2048;
 
-/// Copies by the processor's copy instruction, in any order. For the language this is an access outside of
-/// it, as that of a device is. Other processors find its stores before those that follow it in the program
+/// Copies by the processor's copy instruction, in any order. The compiler does not see these accesses, as it
+/// does not see those of a device. Other processors find its stores before those that follow it in the program
 /// (Intel SDM, "Fast-String Operation and Out-of-Order Stores").
 ///
 /// # Safety
@@ -92,7 +92,8 @@ unsafe fn copy_long(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     }
 }
 
-/// Copies between shared memory that does not overlap.
+/// Copies between shared memory that does not overlap. On x86-64, long memory is copied in any order and not by
+/// words, but before all later stores.
 ///
 /// # Safety
 /// The `len` bytes at `from` and at `to` are live, and other threads access them only atomically.

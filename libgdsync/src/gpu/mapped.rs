@@ -10,7 +10,7 @@ use crate::ring::RingMemory;
 /// A span of memory that devices read and write at any time.
 ///
 /// All access is atomic by word (or half words and bytes at unaligned ends), so that a concurrent
-/// store of a device is not a data race of the language. An offset outside the span is a bug of the
+/// store of a device is not a data race of the language; except long copies ([`bytes::copy`]). An offset outside the span is a bug of the
 /// caller and panics, as with slices.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
@@ -173,7 +173,8 @@ impl Mapped {
 }
 
 impl Mapped {
-    /// Copies `len` bytes from `source`, as [`Mapped::read`] and [`Mapped::write`] do.
+    /// Copies `len` bytes from `source`, in any order. A long copy is not atomic by words: it must not contain
+    /// words for which a thread or a device waits.
     pub fn copy_from(&self, offset: usize, source: &Mapped, from: usize, len: usize) {
         self.check(offset, len, 1);
         source.check(from, len, 1);

@@ -363,7 +363,8 @@ impl Region {
 
     /// Copies `len` bytes at byte `from` of `source` into the region at byte `offset`, by the CPU
     /// and without memory between them. As [`Region::read`] followed by [`Region::write`], if the
-    /// CPU can access both regions. `false`: it cannot, and nothing is copied. The bytes of the two
+    /// CPU can access both regions, but in any order, and not by words: the bytes must not contain words for
+    /// which a thread or a device waits. `false`: it cannot, and nothing is copied. The bytes of the two
     /// must not overlap, or their content is undefined.
     ///
     /// # Errors

@@ -324,7 +324,7 @@ impl Request {
         match &self.of {
             Started::Listed(key) => self.engine().wait_on(*key, stream),
             Started::Captured(captured) => {
-                let one = std::iter::once(captured);
+                let one = std::iter::once(&**captured);
                 self.engine().wait_on_captured(one, stream)
             }
         }
@@ -394,7 +394,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let _call = engine.observers.call(c"wait_all", Facts::default);
     let keys = || requests.iter().map(Request::key);
     let (mut open, mut ends) = (0, Vec::with_capacity(requests.len()));
-    let mut late = None;
+    let mut answered = None;
     engine.wait_for_requests(limit, &mut |state| {
         while let Some(key) = requests.get(open).map(Request::key) {
             if !engine.visit_and_is_settled(state, key) {
@@ -402,15 +402,14 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
             }
             open += 1;
         }
-        late = Some(engine.answers(state, keys(), &mut ends));
+        answered = Some(engine.answers(state, keys(), &mut ends));
         ControlFlow::Break(())
     });
     // A failed request may be the reason why another is late.
-    let late = late.unwrap_or_else(|| engine.answers(&mut engine.lock(), keys(), &mut ends))?;
-    match requests.iter().find(|request| late == Some(request.key())) {
-        None => Ok(ends),
-        Some(request) => Err(request.late(limit)),
-    }
+    let late = answered
+        .unwrap_or_else(|| engine.answers(&mut engine.lock(), keys(), &mut ends))?
+        .map(|at| requests[at].late(limit));
+    late.map_or(Ok(ends), Err)
 }
 
 /// Waits on the CPU, at most `limit`, until one of the requests has ended; returns its index and

@@ -2,7 +2,8 @@
 //!
 //! An entry lives while its request is unfinished or its handle is held; a sweep of the table
 //! removes finished entries without a handle. Each entry has a word in pinned memory, in which a
-//! kernel stores for the CPU and for streams how the request ended.
+//! kernel or the library stores for the CPU and for streams how the request ended. A message that the CPU
+//! copies in one step stores nothing there before its address is asked for.
 
 use gdsync::gpu::{DevicePtr, MemoryKind, Word64};
 use gdsync::{Gpu, Status};
@@ -308,10 +309,11 @@ impl Table {
         Some((&ends.words, value))
     }
 
-    /// The word and the value that it reaches when a request has ended, for streams.
+    /// The word and the value that it reaches when a request has ended, for streams. Notes that the result word is
+    /// read, if the receive has no report.
     pub fn end_word(&mut self, key: RequestKey) -> (&Word64, u64) {
         if self.report(key).is_none() {
-            self.await_in_host(key);
+            self.note_read_in_host(key);
         }
         match self.report(key) {
             Some(([ended, _], value)) => (ended.word(), value),
@@ -340,7 +342,7 @@ impl Table {
     }
 
     /// Notes that the result of a receive is read in host memory.
-    fn await_in_host(&mut self, key: RequestKey) {
+    fn note_read_in_host(&mut self, key: RequestKey) {
         if let Some(receive) = self.receive_mut(key) {
             receive.result_in_host = true;
         }
@@ -352,13 +354,13 @@ impl Table {
         if let Some(([_, own], _)) = self.report(key) {
             return own.word().addr();
         }
-        self.await_in_host(key);
+        self.note_read_in_host(key);
         if let Some(entry) = self.get(key)
             && let Some(status) = entry.status()
             && self.result_word(key).load().unwrap_or(0) == 0
         {
-            // The CPU has copied the message in one step and stored no result. A word that is not 0 has one,
-            // also that of a send whose message was too long, which is found later.
+            // A message that the CPU copied in one step has no result here. A word that is not 0 has its result,
+            // and keeps it: a send may have failed behind its end.
             self.set_result(key, status, entry.len);
         }
         self.result_addr(key)

@@ -26,7 +26,7 @@ pub(crate) enum Started {
     /// A row of the table.
     Listed(RequestKey),
     /// A part of a graph.
-    Captured(Captured),
+    Captured(Box<Captured>),
 }
 
 /// A captured send or receive.

@@ -75,7 +75,7 @@ impl Engine {
         {
             peer.zero_sm.ended(message.sends, tag, number);
         }
-        state.trash.keep_last(segments);
+        state.trash.free_later(segments);
         let memory = &mut state.trash.memory;
         match staging {
             // The sender writes to it no more: the word that ended the receive came after the

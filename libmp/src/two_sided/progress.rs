@@ -100,7 +100,7 @@ impl Engine {
 
     /// Advances the CPU's sends and the receives that the CPU takes in, and nothing else: the work
     /// of a waiting call at each check. It leaves out `visited`, which the call has advanced. `true`: there
-    /// were such requests, or copies.
+    /// were others, or copies.
     pub(crate) fn push_all(&self, state: &mut State, visited: Option<RequestKey>) -> bool {
         let mut any = self.copy(state);
         let mut keys = std::mem::take(&mut state.keys);
@@ -140,7 +140,11 @@ impl Engine {
             Operation::Receive(receive) => match receive.state {
                 ReceiveState::Prepared | ReceiveState::Unmatched => false,
                 ReceiveState::Posted => {
-                    let advertised = receive.unadvertised && self.advertise_late(state, key);
+                    let unadvertised = receive.unadvertised;
+                    if self.take_at_once(state, key).is_some() {
+                        return true;
+                    }
+                    let advertised = unadvertised && self.advertise_late(state, key);
                     self.refuse(state, key);
                     self.advance_posted(state, key) || advertised
                 }

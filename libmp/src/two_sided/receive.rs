@@ -36,7 +36,9 @@ impl Engine {
             return self.zero_sm_recv(spec).map(Started::Listed);
         }
         match spec.on.captured(&self.gpu, PREPARE)? {
-            Some(stream) => Ok(Started::Captured(self.capture_recv(stream, spec, post)?)),
+            Some(stream) => Ok(Started::Captured(Box::new(
+                self.capture_recv(stream, spec, post)?,
+            ))),
             None => self.start_recv(spec, post).map(Started::Listed),
         }
     }
@@ -50,7 +52,7 @@ impl Engine {
         let large = self.is_large(spec.from, len)?;
         if post
             && !large
-            && let Some(key) = self.post_short(spec, len)
+            && let Some(key) = self.recv_by_cpu(spec, len)
         {
             return Ok(key);
         }
@@ -103,7 +105,7 @@ impl Engine {
                         self.offer_flagged(&mut state, rank, tag, large);
                     }
                     let number = |state: &mut State| {
-                        self.number_recv(state, rank, lane, make(), receive(), post)
+                        self.number_recv(state, rank, lane, make, receive(), post)
                     };
                     self.start(Some(state), post, number)
                 })
@@ -138,60 +140,38 @@ impl Engine {
         }
     }
 
-    /// Numbers and posts a short receive of the CPU, by any path, as [`Engine::number_recv`] does, with less
-    /// to look for. `None`: no receive got a number; the general way finds the same reason, and waits or
-    /// returns its error.
+    /// Posts a short receive of the CPU whose channel is open. `None`: no receive got a number; the general
+    /// way finds the same reason, and waits or returns its error.
     #[inline]
-    fn post_short(&self, spec: &RecvOp<'_>, len: u64) -> Option<RequestKey> {
+    fn recv_by_cpu(&self, spec: &RecvOp<'_>, len: u64) -> Option<RequestKey> {
         let (On::Cpu, None, Source::Rank(rank)) = (&spec.on, spec.packed, spec.from) else {
             return None;
         };
-        let state = &mut *self.lock();
-        self.sweep_if_crowded(state);
-        let State {
-            requests,
-            peers,
-            matcher,
-            ..
-        } = state;
-        let (tag, eager) = (spec.tag, true);
-        let peer = peers.get_mut(rank)?;
-        let open = peer.is_here() && peer.is_open(0, Need::Recv { tag, eager });
-        if !open || matcher.first(requests, tag).is_some() {
-            return None;
-        }
-        let channel = peer.channels.recvs.get_mut(&tag)?;
-        check_room(channel, requests, rank, tag).ok()?;
-        requests.reserve(&self.gpu).ok()?;
-        let number = channel.numbers.next();
-        channel.refresh_words(number);
-        let common = Common {
-            number,
+        let common = || Common {
             len,
             timeout: spec.timeout,
-            order: requests.next_order(),
-            ..Common::new(rank, tag, spec.segments)
+            ..Common::new(rank, spec.tag, spec.segments)
         };
-        let operation = Operation::Receive(Incoming {
-            state: ReceiveState::Posted,
-            ..Incoming::default()
-        });
-        Some(list(channel, requests, Entry { common, operation }))
+        let state = &mut *self.lock();
+        let posted = self.number_recv(state, rank, 0, common, Incoming::default(), true);
+        posted.ok().map(|(key, _)| key)
     }
 
     /// Numbers a receive. The flag in the result says whether it is posted: a short one is, if
     /// `post` is set.
+    #[inline]
     fn number_recv(
         &self,
         state: &mut State,
         rank: u32,
         lane: u8,
-        mut common: Common,
+        common: impl FnOnce() -> Common,
         mut receive: Incoming,
         post: bool,
     ) -> Result<(RequestKey, bool)> {
         self.sweep_if_crowded(state);
         let none = || not_connected(PREPARE, rank);
+        let mut common = common();
         let tag = common.tag;
         if state.matcher.first(&state.requests, tag).is_some() {
             let what = format!(
@@ -229,8 +209,9 @@ impl Engine {
             common.puts = advertise(&mut Batch::new(lane), shared, channel, &common, &receive)?;
         }
         let operation = Operation::Receive(receive);
-        let entry = Entry { common, operation };
-        let key = list(channel, &mut state.requests, entry);
+        let key = state.requests.put(Entry { common, operation });
+        channel.numbers.advance();
+        *channel.newest(number) = Some(key);
         Ok((key, silent && post))
     }
 
@@ -420,16 +401,6 @@ fn check_room(channel: &mut RecvChannel, requests: &Table, rank: u32, tag: u32) 
         return full(what, WINDOW);
     }
     Ok(())
-}
-
-/// Inserts a receive with the next number.
-#[inline]
-fn list(channel: &mut RecvChannel, requests: &mut Table, entry: Entry) -> RequestKey {
-    let number = entry.number;
-    let key = requests.put(entry);
-    channel.numbers.advance();
-    *channel.newest(number) = Some(key);
-    key
 }
 
 fn set_posted(state: &mut State, key: RequestKey, posted: ReceiveState, mark: Option<Mark>) {

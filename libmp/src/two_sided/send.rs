@@ -64,7 +64,7 @@ pub(super) fn copy_eager(
     segments: &[Slice],
     len: u64,
 ) -> Result<bool> {
-    // Not set to `number` as before a message of a stream: if the copy is refused, another message may get it.
+    // A word set to `number` would answer another message, if this one is refused.
     channel.refresh_ready(number);
     let pieces = segments.iter().map(Slice::piece);
     let half = word::word(number, WordKind::Eager, len);
@@ -159,7 +159,9 @@ impl Engine {
             return self.zero_sm_send(spec).map(Started::Listed);
         }
         match spec.on.captured(&self.gpu, PREPARE)? {
-            Some(stream) => Ok(Started::Captured(self.capture_send(stream, spec, post)?)),
+            Some(stream) => Ok(Started::Captured(Box::new(
+                self.capture_send(stream, spec, post)?,
+            ))),
             None => self.start_send(spec, post).map(Started::Listed),
         }
     }

@@ -48,9 +48,10 @@ pub(crate) struct Trash {
 }
 
 impl Trash {
-    /// Keeps the memory of a request, if it has the last handle on some: its release takes long.
+    /// Keeps the memory of a request until the lock is released, if the request has the last handle on some: to
+    /// free it takes long.
     #[inline]
-    pub fn keep_last(&mut self, segments: Segments) {
+    pub fn free_later(&mut self, segments: Segments) {
         if segments.as_slice().iter().any(Slice::is_last) {
             self.segments.push(segments);
         }

@@ -11,6 +11,7 @@ use super::engine::Engine;
 use super::packed::staged;
 use super::state::State;
 use crate::error::Result;
+use crate::mutant::{Mutant, on};
 use crate::path::Lane;
 use crate::region::Slice;
 use crate::request::entry::{Common, Incoming};
@@ -73,7 +74,7 @@ impl Engine {
 #[inline]
 pub(super) fn acknowledge(
     channel: &mut RecvChannel,
-    mut lane: Option<&mut Lane>,
+    lane: Option<&mut Lane>,
     number: u64,
     kind: WordKind,
 ) {
@@ -81,14 +82,9 @@ pub(super) fn acknowledge(
     let _ = channel.taken(number).store(word::word(number, kind, 0));
     channel.side.taken_by_poster = false;
     if let Some(run) = channel.count(number, 0, None) {
-        // A kernel may still take an earlier message of the run in.
-        match (run.from..run.to).all(|n| channel.is_taken(n)) {
-            true => _ = channel.credit_by_cpu(lane.as_deref_mut(), run),
-            false => channel.keep_credit(run),
-        }
+        channel.keep_credit(run);
     }
-    // The CPU takes messages in any order, so in shorter runs.
-    if channel.is_credit_late() {
+    if channel.are_credits_late() {
         channel.return_credits(lane);
     }
 }
@@ -110,7 +106,8 @@ fn flagged(channel: &RecvChannel, common: &Common, w: u64) -> Result<Option<Opti
 }
 
 /// Copies a message to the memory of its receive. `flagged`: the payload, if it is in a flagged room.
-fn take_in(
+#[inline]
+pub(super) fn take_in(
     channel: &RecvChannel,
     common: &Common,
     receive: &Incoming,
@@ -138,7 +135,8 @@ fn take_in(
             None => Ok((Status::BAD_RESPONSE, 0)),
         },
         Some(WordKind::Eager) => {
-            let (rooms, at) = channel.payload(common.number)?;
+            let of = common.number + u64::from(on(Mutant::WrongPayload));
+            let (rooms, at) = channel.payload(of)?;
             scatter_region(segments, len, rooms, at)?;
             Ok((Status::SUCCESS, len))
         }
@@ -157,6 +155,7 @@ fn take_in(
 
 /// Copies `len` bytes into segments; `copy` copies a number of bytes to an offset of a region, from an
 /// offset in the message.
+#[inline]
 fn scatter(
     segments: &[Slice],
     len: u64,
@@ -172,6 +171,7 @@ fn scatter(
 }
 
 /// Copies the `len` bytes at byte `start` of `source` into segments.
+#[inline]
 fn scatter_region(segments: &[Slice], len: u64, source: &Region, start: usize) -> Result<()> {
     scatter(segments, len, |into, to, at, n| {
         copy_region((into, to), (source, start + at), n)
@@ -179,6 +179,7 @@ fn scatter_region(segments: &[Slice], len: u64, source: &Region, start: usize) -
 }
 
 /// Copies `len` bytes from region to region.
+#[inline]
 pub(super) fn copy_region(
     into: (&Region, usize),
     from: (&Region, usize),

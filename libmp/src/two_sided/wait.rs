@@ -1,5 +1,6 @@
-//! Waits: of the CPU for requests ([`Engine::wait_until`]) and for streams
-//! ([`Engine::synchronize`]), and of streams for requests ([`Engine::wait_on`]).
+//! Waits: of the CPU for requests ([`Engine::wait_for_requests`]), for conditions
+//! ([`Engine::wait_until`]) and for streams ([`Engine::synchronize`]), and of streams for requests
+//! ([`Engine::wait_on`]).
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -31,20 +32,20 @@ const SYNCHRONIZE: &str = "synchronize stream";
 pub(crate) enum Worked {
     /// A round of the background work.
     Round,
-    /// It advanced requests of the CPU, or copied.
+    /// There were other requests of the CPU, or copies.
     Requests,
     /// There was nothing to advance.
     Nothing,
 }
 
-/// The word of a receive of the CPU, and the number of its message.
+/// The first word of a short receive, and the number of its message.
 struct Awaited {
     word: Word64,
     number: u64,
 }
 
 impl Awaited {
-    /// Of a short receive whose message stores the word: not one that may come in a flagged room.
+    /// Of a receive that is posted, whose message is not in a flagged room.
     fn of(state: &State, key: RequestKey) -> Option<Awaited> {
         let entry = state.requests.get(key)?;
         if entry.large || entry.receive()?.state != ReceiveState::Posted {
@@ -79,9 +80,6 @@ impl Engine {
 
     /// Advances a request as far as possible now.
     pub fn visit(&self, state: &mut State, key: RequestKey) {
-        if self.take_at_once(state, key) {
-            return;
-        }
         let entry = state.requests.get_mut(key);
         match entry.map(|entry| &mut entry.operation) {
             Some(Operation::ZeroSm(message)) => message.wanted = true,
@@ -160,8 +158,8 @@ impl Engine {
         }
     }
 
-    /// Appends the results of several requests to `ends`, in their order. Returns the first one that has not
-    /// ended.
+    /// Appends the results of several requests to `ends`, in their order. Returns the index of the first one that
+    /// has not ended.
     ///
     /// # Errors
     /// The first failure; the failures of all count as returned.
@@ -170,13 +168,13 @@ impl Engine {
         state: &mut State,
         requests: impl Iterator<Item = RequestKey>,
         ends: &mut Vec<Done>,
-    ) -> Result<Option<RequestKey>> {
+    ) -> Result<Option<usize>> {
         let (mut open, mut first) = (None, None);
-        for key in requests {
+        for (at, key) in requests.enumerate() {
             state.count_wait(key);
             match self.answer(WAIT, state, key) {
                 Ok(Some(end)) => ends.push(end),
-                Ok(None) => _ = open.get_or_insert(key),
+                Ok(None) => _ = open.get_or_insert(at),
                 Err(e) => _ = first.get_or_insert(e),
             }
         }
@@ -195,8 +193,9 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::wait_until`]; `check` advances requests, and returns one that has not ended. If this
-    /// call has nothing else to do, it polls the word of that request between two checks.
+    /// As [`Engine::wait_until`]. `check` advances requests; it ends the wait with `Break`, and else may name
+    /// one that has not ended. If this call has nothing else to do, it polls the word of that request
+    /// between two checks.
     pub fn wait_for_requests(
         &self,
         limit: Duration,

@@ -1,4 +1,5 @@
-//! The puts that the CPU executes, in order, a bounded number of bytes at a time.
+//! The puts that the CPU executes, in order, a bounded number of bytes at a time. Short messages and credits are
+//! copied at once, without a put.
 
 use gdsync::Status;
 use gdsync::gpu::Region;
@@ -55,7 +56,7 @@ impl Lane {
         if !self.queue.is_empty() || on(Mutant::LocalWordFirst) {
             return Ok(false);
         }
-        // Held during the copy: a copy of a handle on each region takes longer. Nothing below releases a key.
+        // Held while bytes are copied: to clone the handles of the regions takes longer. Nothing below releases a key.
         let regions = self.copier.table.lock();
         let Some((shown, at)) = regions.of(place, size_of_val(words) as u64) else {
             return Ok(false);

@@ -1,5 +1,5 @@
-//! Credits: acknowledgements of taken messages, returned to senders in runs of half the slots of a
-//! channel, by the stream that took the messages or by the library.
+//! Credits: acknowledgements of taken messages, returned to senders when those of half the slots of a
+//! channel are due, by the stream that took the messages or by the library.
 
 use gdsync::Stream;
 
@@ -24,7 +24,8 @@ pub(crate) struct Run {
 pub(crate) struct Credits {
     /// The run that grows.
     run: Option<Run>,
-    /// Runs that the library returns, because another poster took the next message.
+    /// Runs that the library returns: full ones of the CPU, and those behind which another poster took the
+    /// next message, or the CPU one that is not beside the run.
     stale: Vec<Run>,
 }
 
@@ -75,28 +76,28 @@ impl Credits {
         self.stale.push(run);
     }
 
-    /// Removes messages that were all `taken`, the first ones of a run: their credits can be returned. A
+    /// Removes messages that were all taken, the first ones of a run: their credits can be returned. A
     /// kernel may still wait for the last ones.
-    pub fn due(&mut self, taken: impl Fn(&Run) -> bool) -> Option<Run> {
+    pub fn due(&mut self, is_taken: impl Fn(u64) -> bool) -> Option<Run> {
         for at in 0..self.stale.len() {
             let run = self.stale[at];
-            let parts = (run.from + 1..=run.to).map(|to| Run { to, ..run });
-            if let Some(part) = parts.take_while(&taken).last() {
-                match part == run {
+            let to = (run.from..run.to).find(|n| !is_taken(*n)).unwrap_or(run.to);
+            if to > run.from {
+                match to == run.to {
                     true => _ = self.stale.remove(at),
-                    false => self.stale[at].from = part.to,
+                    false => self.stale[at].from = to,
                 }
-                return Some(part);
+                return Some(Run { to, ..run });
             }
         }
-        self.run
-            .take_if(|run| taken(run) && !on(Mutant::LostCredit))
+        let all = |run: &mut Run| (run.from..run.to).all(&is_taken) && !on(Mutant::LostCredit);
+        self.run.take_if(all)
     }
 
-    /// Whether the credits of so many messages are not returned: a sender may wait for them.
-    pub fn are_late(&self, most: u32) -> bool {
+    /// Whether the credits of at least `least` messages are not returned.
+    pub fn are_late(&self, least: u32) -> bool {
         let runs = self.run.iter().chain(&self.stale);
-        runs.map(|run| run.to - run.from).sum::<u64>() >= most.into()
+        runs.map(|run| run.to - run.from).sum::<u64>() >= least.into()
     }
 
     /// Whether all credits are returned.
@@ -106,10 +107,9 @@ impl Credits {
 }
 
 impl RecvChannel {
-    /// Whether a run is due that `count` has not returned: the messages of half the slots were taken in other
-    /// runs.
+    /// Whether the credits for half of the slots are not returned: the sender may wait for them.
     #[inline]
-    pub fn is_credit_late(&self) -> bool {
+    pub fn are_credits_late(&self) -> bool {
         self.side.credits.are_late(self.shape.depth / 2)
     }
 
@@ -147,8 +147,7 @@ impl RecvChannel {
     fn credit_due(&mut self) -> Option<Run> {
         let (numbers, taken) = (self.numbers, &self.taken);
         let is_taken = |n: u64| has_come(&taken[numbers.slot(n)], n);
-        let all = |run: &Run| (run.from..run.to).all(is_taken);
-        self.side.credits.due(all)
+        self.side.credits.due(is_taken)
     }
 
     /// Enqueues the return of a run's credits on the stream. If that fails, the run is kept.
@@ -204,7 +203,7 @@ impl RecvChannel {
 
     /// Returns a run's credits by the CPU, or keeps the run for the next round. `true`: they were
     /// returned.
-    pub fn credit_by_cpu(&mut self, lane: Option<&mut Lane>, run: Run) -> bool {
+    fn credit_by_cpu(&mut self, lane: Option<&mut Lane>, run: Run) -> bool {
         let written = lane.is_some_and(|lane| {
             // A stream may return the credits of later messages of these slots meanwhile, by other
             // words: then the words are copied again, so that none falls back to an earlier message.
@@ -248,6 +247,7 @@ impl RecvChannel {
                     continue;
                 }
                 let to = self.span(self.shape.taken_at(slot), 8 * words.len())?;
+                // Without a payload, whose destination is not used.
                 if !lane.copy_now(std::iter::empty(), to, words, to)? {
                     return Ok(false);
                 }
@@ -299,7 +299,7 @@ mod tests {
             assert_eq!(count(number, poster), None);
         }
         assert!(credits.are_late(3) && !credits.are_late(4));
-        let mut due = |most| Some(credits.due(|run| run.to <= most)?.to);
+        let mut due = |most| Some(credits.due(|n| n < most)?.to);
         assert_eq!([due(2), due(3), due(3)], [None, Some(3), None]);
         assert_eq!([due(9), due(9), due(9)], [Some(4), Some(6), None]);
         assert!(credits.is_empty());

@@ -469,16 +469,15 @@ impl SendChannel {
     }
 
     /// The ready word of message `number`, if only short messages used its slot for so long that
-    /// the word's 16 bits would soon compare as a later number. The stream that sends a short message sets
-    /// the word to the number of that message: the receive of a short message writes no ready word,
+    /// the word's 16 bits would soon compare as a later number. A stream that waits for the slot of a short message
+    /// sets the word to the number of that message: the receive of a short message writes no ready word,
     /// and the next receive in the slot is posted after it.
     pub fn stale(&self, number: u64) -> Option<&Word64> {
         let ready = self.ready(number);
         stale_value(ready, number, self.shape.depth).map(|_| ready)
     }
 
-    /// Refreshes the ready word of message `number` before it is sent, if neither its receive nor the message
-    /// may write it.
+    /// Refreshes the ready word of message `number` before the message is sent, if the word is stale.
     pub fn refresh_ready(&self, number: u64) {
         refresh(self.ready(number), number, self.shape.depth);
     }
