@@ -313,3 +313,56 @@ fn credits_come_back_whatever_the_order_of_the_waits() {
         });
     }
 }
+
+/// A stream waits for one message, and the CPU takes later ones, whose slots the sender needs before it sends the
+/// first one. `behind`: the stream begins to wait when the CPU has taken one.
+#[test]
+fn credits_return_beside_a_message_that_a_stream_waits_for() {
+    const DEPTH: usize = 4;
+    for behind in [false, true] {
+        play(1, 2, move |rank| {
+            let ctx = &rank.open(|b| b.path(PathChoice::Ipc).depth(DEPTH as u32));
+            let stream = ctx.gpu().stream().unwrap();
+            let memory = slice(ctx, SMALL);
+            // Kernels return credits in device memory from now on.
+            for _ in 0..3 * DEPTH {
+                if rank.me == 0 {
+                    let send = ctx.isend_on(&stream, 1, 1, &memory).unwrap();
+                    send.wait(LIMIT).unwrap();
+                } else {
+                    let recv = sim::recv_on(ctx, &stream, 0, 1, &memory);
+                    recv.wait(LIMIT).unwrap();
+                }
+                rank.barrier();
+            }
+            if rank.me == 0 {
+                let gate = ctx.irecv_on(&stream, 1, 2, &memory).unwrap();
+                gate.wait_on(&stream).unwrap();
+                let first = ctx.isend_on(&stream, 1, 1, &memory).unwrap();
+                let sends = (1..=DEPTH + 1).map(|_| ctx.isend(1, 1, &memory).unwrap());
+                mp::wait_all(&sends.collect::<Vec<_>>(), LIMIT).unwrap();
+                first.wait(LIMIT).unwrap();
+            } else {
+                let first = ctx.irecv_on(&stream, 0, 1, &memory).unwrap();
+                if !behind {
+                    first.wait_on(&stream).unwrap();
+                }
+                let mut all = Vec::new();
+                for i in 1..DEPTH {
+                    all.push(ctx.irecv(0, 1, &memory).unwrap());
+                    if i == 1 && behind {
+                        all[0].wait(LIMIT).unwrap();
+                        first.wait_on(&stream).unwrap();
+                    }
+                }
+                mp::wait_all(&all, LIMIT).unwrap();
+                let [slot_of_first, last] = [(); 2].map(|()| ctx.irecv(0, 1, &memory).unwrap());
+                last.wait(LIMIT).unwrap();
+                sim::send(ctx, 0, 2, SMALL);
+                slot_of_first.wait(LIMIT).unwrap();
+                first.wait(LIMIT).unwrap();
+            }
+            rank.barrier();
+        });
+    }
+}

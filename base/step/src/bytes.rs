@@ -92,14 +92,14 @@ unsafe fn copy_long(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     }
 }
 
-/// Copies between shared memory that does not overlap. On x86-64, long memory is copied in any order and not by
-/// words, but before all later stores.
+/// Copies between shared memory that does not overlap. A processor with a fast copy instruction (ERMSB) copies long
+/// memory in any order and not by words, but before all later stores.
 ///
 /// # Safety
 /// The `len` bytes at `from` and at `to` are live, and other threads access them only atomically.
 pub unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if len >= LONG {
+    if len >= LONG && is_x86_feature_detected!("ermsb") {
         // SAFETY: as for the caller.
         return unsafe { copy_long(from, to, len) };
     }

@@ -201,9 +201,9 @@ impl Slice {
         &self.memory
     }
 
-    /// Whether the slice has the last handle on its memory.
-    pub(crate) fn is_last(&self) -> bool {
-        Arc::strong_count(&self.memory.0) == 1
+    /// The number of handles on its memory, with the one that the slice has.
+    pub(crate) fn handles(&self) -> usize {
+        Arc::strong_count(&self.memory.0)
     }
 
     /// The offset of the first byte in the memory, in bytes.

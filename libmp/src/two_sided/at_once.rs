@@ -19,7 +19,7 @@ use crate::request::entry::{
     Common, Entry, Handle, Incoming, Operation, Outgoing, ReceiveState, SendState,
 };
 use crate::request::table::RequestKey;
-use crate::wire::word::{self, WordKind};
+use crate::wire::word::WordKind;
 
 impl Engine {
     /// Sends a message of `len` bytes whose slot is free. Its request has ended. `None`: no message got a
@@ -86,10 +86,10 @@ impl Engine {
         let peer = state.peers.get_mut(common.peer)?;
         let channel = peer.channels.recvs.get_mut(&common.tag)?;
         let number = common.number;
-        let w = channel.word(number, false).load().ok()?;
-        if channel.path.has_queues() || !word::reached(w, number) {
+        if channel.path.has_queues() || !channel.has_word(number, false) {
             return None;
         }
+        let w = channel.whole(number, false)?;
         let Ok((Status::SUCCESS, len)) = take_in(channel, common, receive, w, None) else {
             return None;
         };

@@ -28,7 +28,7 @@ use crate::error::{Error, Kind, Result};
 use crate::path::Copier;
 use crate::path::{Lane, Link};
 use crate::plan::Plan;
-use crate::region::{Memory, Slice};
+use crate::region::Memory;
 use crate::request::collective::Team;
 use crate::request::entry::{Common, Entry, Incoming, Operation, Outgoing, Segments};
 use crate::request::fault::Faults;
@@ -48,11 +48,12 @@ pub(crate) struct Trash {
 }
 
 impl Trash {
-    /// Keeps the memory of a request until the lock is released, if the request has the last handle on some: to
-    /// free it takes long.
+    /// Keeps the memory of a request until the lock is released, if the request may have the last handles on some:
+    /// to free it takes long.
     #[inline]
     pub fn free_later(&mut self, segments: Segments) {
-        if segments.as_slice().iter().any(Slice::is_last) {
+        let all = segments.as_slice();
+        if all.iter().any(|slice| slice.handles() <= all.len()) {
             self.segments.push(segments);
         }
     }
@@ -376,5 +377,35 @@ impl Drop for Guard<'_> {
             .map(|s| mem::take(&mut s.trash));
         self.0 = None;
         drop(trash);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gdsync::gpu::MemoryKind;
+
+    use super::*;
+    use crate::Context;
+    use crate::bootstrap::Local;
+
+    /// Its owner may call the library when it is freed.
+    #[test]
+    fn memory_of_a_request_is_not_freed_under_the_lock() {
+        let alone = Local::ranks(1).remove(0);
+        let gpu = Gpu::soft().unwrap();
+        let ctx = Context::builder()
+            .bootstrap(alone)
+            .gpu(&gpu)
+            .build()
+            .unwrap();
+        for pieces in 0..4 {
+            let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+            let part = |i| memory.slice(8 * i, 8).unwrap();
+            let segments = Segments::new(&(0..pieces).map(part).collect::<Vec<_>>());
+            let mut trash = Trash::default();
+            drop(memory);
+            trash.free_later(segments);
+            assert_eq!(trash.segments.len(), pieces.min(1), "{pieces} pieces");
+        }
     }
 }

@@ -76,22 +76,33 @@ impl Credits {
         self.stale.push(run);
     }
 
-    /// Removes messages that were all taken, the first ones of a run: their credits can be returned. A
-    /// kernel may still wait for the last ones.
+    /// Removes messages of a run that are beside each other and were all taken: their credits can be returned.
+    /// Kernels may still wait for others of the run.
     pub fn due(&mut self, is_taken: impl Fn(u64) -> bool) -> Option<Run> {
-        for at in 0..self.stale.len() {
-            let run = self.stale[at];
-            let to = (run.from..run.to).find(|n| !is_taken(*n)).unwrap_or(run.to);
-            if to > run.from {
-                match to == run.to {
-                    true => _ = self.stale.remove(at),
-                    false => self.stale[at].from = to,
-                }
-                return Some(Run { to, ..run });
-            }
+        let taken = |run: Run| {
+            let from = (run.from..run.to).find(|n| is_taken(*n))?;
+            let to = (from..run.to).find(|n| !is_taken(*n)).unwrap_or(run.to);
+            Some((run, Run { from, to, ..run }))
+        };
+        let grows = self.run.filter(|_| !on(Mutant::LostCredit));
+        let (run, due) = self.stale.iter().copied().chain(grows).find_map(taken)?;
+        match self.run == Some(run) {
+            true => self.run = None,
+            false => self.stale.retain(|other| *other != run),
         }
-        let all = |run: &mut Run| (run.from..run.to).all(&is_taken) && !on(Mutant::LostCredit);
-        self.run.take_if(all)
+        let (before, behind) = (
+            Run {
+                to: due.from,
+                ..run
+            },
+            Run {
+                from: due.to,
+                ..run
+            },
+        );
+        let rest = [before, behind].into_iter().filter(|run| run.from < run.to);
+        self.stale.extend(rest);
+        Some(due)
     }
 
     /// Whether the credits of at least `least` messages are not returned.
@@ -302,6 +313,27 @@ mod tests {
         let mut due = |most| Some(credits.due(|n| n < most)?.to);
         assert_eq!([due(2), due(3), due(3)], [None, Some(3), None]);
         assert_eq!([due(9), due(9), due(9)], [Some(4), Some(6), None]);
+        assert!(credits.is_empty());
+        // The messages of a run are taken in any order.
+        let all = Run {
+            from: 30,
+            to: 35,
+            ..run
+        };
+        credits.keep(all);
+        let mut due = |taken: &[u64]| {
+            let due = credits.due(|n| taken.contains(&n));
+            due.map(|run| run.from..run.to)
+        };
+        let taken = [31, 32, 34];
+        assert_eq!(
+            [due(&taken), due(&taken), due(&taken)],
+            [Some(31..33), Some(34..35), None]
+        );
+        assert_eq!(
+            [due(&[30, 33]), due(&[30, 33])],
+            [Some(30..31), Some(33..34)]
+        );
         assert!(credits.is_empty());
         // It grows at both ends.
         let mut count = |number| credits.count(number, b.0, b.1, 3);

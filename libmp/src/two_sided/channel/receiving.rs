@@ -384,6 +384,19 @@ impl RecvChannel {
         self.shown(number)
     }
 
+    /// As [`RecvChannel::arrived`], of a message that the CPU may take. If the sender stores both words, it has
+    /// stored the second one as well: the credit lets another poster of the sender store the next words there.
+    #[inline]
+    pub fn whole(&self, number: u64, large: bool) -> Option<u64> {
+        let w = self.word(number, large).load().ok()?;
+        if !word::reached(w, number) {
+            return self.shown(number);
+        }
+        let (_, kind, _) = word::parse(w);
+        let one = matches!(kind, Some(WordKind::Announce | WordKind::Failed));
+        (one || self.has_word(number, !large)).then_some(w)
+    }
+
     /// Whether the message has arrived.
     pub fn has_come(&self, number: u64, large: bool) -> bool {
         self.arrived(number, large).is_some()

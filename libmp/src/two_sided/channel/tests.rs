@@ -1,5 +1,6 @@
 //! The memory that contexts keep for the messages of a peer.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
@@ -31,8 +32,9 @@ fn ranks_by(path: PathChoice, body: fn(&Context, &dyn Fn())) {
             let ctx = builder.eager_limit(EAGER).depth(DEPTH as u32);
             let (ctx, both) = (ctx.timeout(LIMIT).build().unwrap(), Arc::clone(&both));
             std::thread::spawn(move || {
-                body(&ctx, &|| _ = both.wait());
+                let ended = catch_unwind(AssertUnwindSafe(|| body(&ctx, &|| _ = both.wait())));
                 both.wait();
+                ended.unwrap_or_else(|panic| resume_unwind(panic));
             })
         })
         .collect();
@@ -149,6 +151,36 @@ fn tag_of_large_messages_has_no_rooms_until_an_eager_message_is_to_come() {
             .unwrap();
         recv.wait(LIMIT).unwrap();
         assert_eq!(kept(ctx), (words, 2 * rooms));
+    });
+}
+
+/// The sender is interrupted between the two words of a message. The next message of the slot may be a stream's,
+/// whose words the second one would replace.
+#[test]
+fn cpu_takes_no_message_of_which_one_word_is_stored() {
+    ranks_by(PathChoice::Ipc, |ctx, _| {
+        let data = ctx.alloc(MemoryKind::Pinned, 8).unwrap().all();
+        if ctx.rank() == 0 {
+            ctx.isend(1, 1, &data).unwrap().wait(LIMIT).unwrap();
+            return;
+        }
+        ctx.irecv(0, 1, &data).unwrap().wait(LIMIT).unwrap();
+        for (number, at_once) in [(1, true), (2, false)] {
+            let recv = ctx.irecv(0, 1, &data).unwrap();
+            if !at_once {
+                recv.result_word();
+            }
+            let store = |large| {
+                let state = ctx.engine().lock();
+                let word = state.receiving(0, 1).unwrap().word(number, large);
+                word.store(word::word(number, WordKind::Eager, 8)).unwrap();
+            };
+            store(false);
+            assert!(recv.wait(Duration::from_millis(5)).is_err());
+            assert!(recv.test().unwrap().is_none());
+            store(true);
+            assert_eq!(recv.wait(LIMIT).unwrap().len, 8);
+        }
     });
 }
 
