@@ -4,14 +4,16 @@
 //! in [`lost`](super::lost), the streams of the others pass, and they continue with each other by messages
 //! of this length.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Context, Kind, Memory, Request};
 
 use super::launch::Ranks;
-use super::lost::{AFTER, BEFORE, Failure, GOING, RANKS, VICTIM, continues, fail, leave, open};
-use crate::rig::limits::time_limit;
+use super::lost::{
+    AFTER, BEFORE, Failure, GOING, RANKS, TIMEOUT, VICTIM, continues, fail, leave, open,
+};
+use crate::rig::limits::{scaled, time_limit};
 use crate::rig::verdict::Verdict;
 use crate::rig::{Runtime, finish};
 
@@ -33,6 +35,8 @@ const MESSAGES: usize = 251;
 
 /// The time after which a rank whose messages have not ended prints that it waits.
 const STALL: Duration = Duration::from_secs(1);
+/// Timeout of the messages of a victim that has stopped: it is killed before.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The victim's part in the messages: a name, whether it sends, and whether it has stopped when it is
 /// killed.
@@ -55,11 +59,12 @@ pub fn killed(runtime: Runtime, gpus: u32, len: usize, victim: usize) -> Verdict
 
 /// Runs one rank.
 pub fn child_main(arguments: &[String]) -> Verdict {
-    let ctx = open(arguments)?;
     let more = arguments.last().and_then(|more| more.split_once(':'));
     let (len, victim) = more.ok_or("a length, and the part of the victim")?;
-    let (len, victim, rank) = (len.parse()?, victim.parse::<usize>()?, ctx.rank());
+    let (len, victim) = (len.parse()?, victim.parse::<usize>()?);
     let (_, sends, stops) = *VICTIMS.get(victim).ok_or("no such part")?;
+    let ctx = open(arguments, if stops { PATIENCE } else { TIMEOUT })?;
+    let rank = ctx.rank();
     let sends = sends == (rank == VICTIM);
     let others = (0..RANKS).filter(|other| *other != rank);
     let needed = others.filter(|other| rank == VICTIM || *other == VICTIM);
@@ -81,7 +86,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         };
         // The victim has posted no later batch.
         let stalls = stops && !printed && batch > WARM;
-        let mut checked = check(if stalls { STALL } else { time_limit() });
+        let mut checked = check(if stalls { scaled(STALL) } else { time_limit() });
         if stalls && (checked.as_ref()).is_err_and(|e| e.kind() == Kind::Timeout) {
             println!("{GOING}");
             printed = true;
@@ -102,6 +107,9 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         }
         batch += 1;
     };
+    if stops && !printed {
+        return Err(failed.0.into());
+    }
     continues(&ctx, &failed.0, &flows[0].stream, failed.1)?;
     let friend = (0..RANKS).find(|other| ![rank, VICTIM].contains(other));
     let friend = Flow::new(&ctx, friend.ok_or("no other survivor")?, len, AFTER)?;
@@ -189,7 +197,7 @@ impl Flow<'_> {
         Ok((received, sent))
     }
 
-    /// Waits at most `limit` for each message of a batch, and compares what has arrived. Returns the first
+    /// Waits at most `limit` for the messages of a batch, and compares what has arrived. Returns the first
     /// failure.
     ///
     /// # Panics
@@ -200,9 +208,10 @@ impl Flow<'_> {
         (received, sent): &(Vec<Received>, Vec<Request>),
         limit: Duration,
     ) -> mp::Result<()> {
-        let mut all = Ok(());
+        let (mut all, begin) = (Ok(()), Instant::now());
+        let left = || limit.saturating_sub(begin.elapsed());
         for (n, request) in received {
-            match request.wait(limit) {
+            match request.wait(left()) {
                 Ok(_) => {
                     let mut got = vec![0; self.len];
                     self.rooms.read(self.room(*n), &mut got)?;
@@ -213,7 +222,7 @@ impl Flow<'_> {
             }
         }
         for request in sent {
-            all = all.and(request.wait(limit).map(drop));
+            all = all.and(request.wait(left()).map(drop));
         }
         all
     }

@@ -30,7 +30,7 @@ pub(super) const BEFORE: u32 = 100;
 pub(super) const AFTER: u32 = 200;
 
 /// Timeout of a message that neither a NIC nor a rank answers.
-const TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,13 +109,13 @@ pub(super) fn fail(mut all: Ranks, failure: Failure) -> Verdict {
 }
 
 /// The context of a rank that was started.
-pub(super) fn open(arguments: &[String]) -> Verdict<Context> {
+pub(super) fn open(arguments: &[String], timeout: Duration) -> Verdict<Context> {
     let (gpu, bootstrap) = join(arguments)?;
     let ctx = Context::builder()
         .bootstrap(bootstrap)
         .gpu(&gpu)
         .connect(Connect::UpFront)
-        .timeout(scaled(TIMEOUT))
+        .timeout(scaled(timeout))
         .build()?;
     provider::check(ctx.device())?;
     Ok(ctx)
@@ -123,7 +123,7 @@ pub(super) fn open(arguments: &[String]) -> Verdict<Context> {
 
 /// Runs one rank.
 pub fn child_main(arguments: &[String]) -> Verdict {
-    let ctx = open(arguments)?;
+    let ctx = open(arguments, TIMEOUT)?;
     let rank = ctx.rank();
     let others = (0..RANKS).filter(|other| *other != rank);
     let needed = |other: &u32| rank == VICTIM || *other == VICTIM;
