@@ -3,7 +3,7 @@
 //! An entry lives while its request is unfinished or its handle is held; a sweep of the table
 //! removes finished entries without a handle. Each entry has a word in pinned memory, in which a
 //! kernel or the library stores for the CPU and for streams how the request ended. A message that the CPU
-//! copies in one step stores nothing there before its address is asked for.
+//! copies in one step stores nothing there before a stream or a kernel reads it.
 
 use gdsync::gpu::{DevicePtr, MemoryKind, Word64};
 use gdsync::{Gpu, Status};
@@ -309,11 +309,10 @@ impl Table {
         Some((&ends.words, value))
     }
 
-    /// The word and the value that it reaches when a request has ended, for streams. Notes that the result word is
-    /// read, if the receive has no report.
+    /// The word and the value that it reaches when a request has ended, for streams.
     pub fn end_word(&mut self, key: RequestKey) -> (&Word64, u64) {
         if self.report(key).is_none() {
-            self.note_read_in_host(key);
+            self.show(key);
         }
         match self.report(key) {
             Some(([ended, _], value)) => (ended.word(), value),
@@ -341,20 +340,11 @@ impl Table {
         let _ = self.result_word(key).store(word::result(status, len));
     }
 
-    /// Notes that the result of a receive is read in host memory.
-    fn note_read_in_host(&mut self, key: RequestKey) {
+    /// Notes that the result is read in host memory, and stores it there if the request has ended without that.
+    fn show(&mut self, key: RequestKey) {
         if let Some(receive) = self.receive_mut(key) {
             receive.result_in_host = true;
         }
-    }
-
-    /// The address of the word that holds the result, for kernels behind a wait. Stores the result there if
-    /// the request has ended without that.
-    pub fn shown_result(&mut self, key: RequestKey) -> DevicePtr {
-        if let Some(([_, own], _)) = self.report(key) {
-            return own.word().addr();
-        }
-        self.note_read_in_host(key);
         if let Some(entry) = self.get(key)
             && let Some(status) = entry.status()
             && self.result_word(key).load().unwrap_or(0) == 0
@@ -363,6 +353,14 @@ impl Table {
             // and keeps it: a send may have failed behind its end.
             self.set_result(key, status, entry.len);
         }
+    }
+
+    /// The address of the word that holds the result, for kernels behind a wait.
+    pub fn shown_result(&mut self, key: RequestKey) -> DevicePtr {
+        if let Some(([_, own], _)) = self.report(key) {
+            return own.word().addr();
+        }
+        self.show(key);
         self.result_addr(key)
     }
 

@@ -3,7 +3,8 @@
 //! memory, or memory of this rank. Everything else takes the general way, by `send` and `post`, and by
 //! `take` and `finish`.
 //!
-//! A request that ends here has no result in its word before a caller asks for the address of the word
+//! A request that ends here has no result in its word before a stream waits for the word
+//! ([`Table::end_word`](crate::request::table::Table::end_word)) or a caller asks for its address
 //! ([`Table::shown_result`](crate::request::table::Table::shown_result)).
 
 use gdsync::Status;
