@@ -323,9 +323,10 @@ impl<'e> End<'e> {
 
     /// Waits for requests, on the CPU or by the stream.
     pub fn wait(&self, requests: &[Request]) -> Result<()> {
-        match self.stream() {
-            None => mp::wait_all(requests, self.wait_limit).map(drop)?,
-            Some(stream) => self.context.wait_all_on(stream, requests)?,
+        match (self.stream(), requests) {
+            (None, [one]) => _ = one.wait(self.wait_limit)?,
+            (None, _) => _ = mp::wait_all(requests, self.wait_limit)?,
+            (Some(stream), _) => self.context.wait_all_on(stream, requests)?,
         }
         Ok(())
     }

@@ -82,7 +82,11 @@ pub fn round(end: &mut End<'_>, pattern: Pattern, op: Op, window: u64) -> Result
             end.wait(&Vec::from_iter(send.or(answer)))
         }
         (Pattern::Latency, Op::Send) if first => end.wait(&[end.recv()?, end.send()?]),
-        (Pattern::Latency, Op::Send | Op::PutSignal) => {
+        (Pattern::Latency, Op::Send) => {
+            end.wait(&[end.recv()?])?;
+            end.wait(&[end.send()?])
+        }
+        (Pattern::Latency, Op::PutSignal) => {
             for sends in [first, !first] {
                 flow(end, op, 1, [sends, !sends])?;
             }
