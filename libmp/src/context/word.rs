@@ -15,7 +15,7 @@ impl Context {
     /// memory; for an address alone, [`slice_at`](Context::slice_at) registers it and returns the
     /// slice. `from` is the rank that stores the word, if a rank does (by a put or a signal of a
     /// [`Window`](crate::Window)): the wait then fails when that rank is given up. A put that stores the
-    /// word stores nothing else: the bytes of a long put arrive in any order, and not by words.
+    /// word must store nothing else, because the bytes of a long put arrive in any order.
     ///
     /// The conditions compare numbers of the word's width, on the CPU as on a stream:
     ///

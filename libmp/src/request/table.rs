@@ -312,7 +312,7 @@ impl Table {
     /// The word and the value that it reaches when a request has ended, for streams.
     pub fn end_word(&mut self, key: RequestKey) -> (&Word64, u64) {
         if self.report(key).is_none() {
-            self.show(key);
+            self.keep_in_host(key);
         }
         match self.report(key) {
             Some(([ended, _], value)) => (ended.word(), value),
@@ -341,7 +341,7 @@ impl Table {
     }
 
     /// Notes that the result is read in host memory, and stores it there if the request has ended without that.
-    fn show(&mut self, key: RequestKey) {
+    fn keep_in_host(&mut self, key: RequestKey) {
         if let Some(receive) = self.receive_mut(key) {
             receive.result_in_host = true;
         }
@@ -360,7 +360,7 @@ impl Table {
         if let Some(([_, own], _)) = self.report(key) {
             return own.word().addr();
         }
-        self.show(key);
+        self.keep_in_host(key);
         self.result_addr(key)
     }
 

@@ -87,10 +87,11 @@ impl Engine {
         let peer = state.peers.get_mut(common.peer)?;
         let channel = peer.channels.recvs.get_mut(&common.tag)?;
         let number = common.number;
+        // Not in a flagged room: to look there takes a copy of an engine.
         if channel.path.has_queues() || !channel.has_word(number, false) {
             return None;
         }
-        let w = channel.whole(number, false)?;
+        let w = channel.arrived(number, false)?;
         let Ok((Status::SUCCESS, len)) = take_in(channel, common, receive, w, None) else {
             return None;
         };
@@ -105,8 +106,8 @@ impl Engine {
     }
 }
 
-/// Whether the CPU has posted a short receive of memory that is not packed, no stream or kernel waits for its
-/// result, and its handle is held.
+/// Whether the receive is short, of the CPU and posted, its memory is not packed, its handle is held, and nothing
+/// but the CPU waits for its result.
 fn is_simple(common: &Common, receive: &Incoming) -> bool {
     receive.state == ReceiveState::Posted
         && !common.large

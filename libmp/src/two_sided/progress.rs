@@ -100,7 +100,7 @@ impl Engine {
 
     /// Advances the CPU's sends and the receives that the CPU takes in, and nothing else: the work
     /// of a waiting call at each check. It leaves out `visited`, which the call has advanced. `true`: there
-    /// were others, or copies.
+    /// was such a request besides, or a copy.
     pub(crate) fn push_all(&self, state: &mut State, visited: Option<RequestKey>) -> bool {
         let mut any = self.copy(state);
         let mut keys = std::mem::take(&mut state.keys);

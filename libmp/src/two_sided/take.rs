@@ -25,7 +25,7 @@ impl Engine {
             return false;
         };
         let number = common.number;
-        let Some(w) = channel.whole(number, common.large) else {
+        let Some(w) = channel.arrived(number, common.large) else {
             return false;
         };
         if !self.refuse(state, key) {

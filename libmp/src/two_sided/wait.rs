@@ -32,7 +32,7 @@ const SYNCHRONIZE: &str = "synchronize stream";
 pub(crate) enum Worked {
     /// A round of the background work.
     Round,
-    /// There were other requests of the CPU, or copies.
+    /// It advanced other requests of the CPU, or copied.
     Requests,
     /// There was nothing to advance.
     Nothing,

@@ -35,7 +35,7 @@ const MESSAGES: usize = 251;
 
 /// The time after which a rank whose messages have not ended prints that it waits.
 const STALL: Duration = Duration::from_secs(1);
-/// Timeout of the messages of a victim that has stopped: it is killed before.
+/// Timeout of the messages if the victim stops. It is killed earlier.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The victim's part in the messages: a name, whether it sends, and whether it has stopped when it is
@@ -107,6 +107,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         }
         batch += 1;
     };
+    // The context gave the victim up before it was killed.
     if stops && !printed {
         return Err(failed.0.into());
     }

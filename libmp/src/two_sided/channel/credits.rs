@@ -24,8 +24,7 @@ pub(crate) struct Run {
 pub(crate) struct Credits {
     /// The run that grows.
     run: Option<Run>,
-    /// Runs that the library returns: full ones of the CPU, and those behind which another poster took the
-    /// next message, or the CPU one that is not beside the run.
+    /// Runs that grow no more. The library returns them.
     stale: Vec<Run>,
 }
 
@@ -76,33 +75,32 @@ impl Credits {
         self.stale.push(run);
     }
 
-    /// Removes messages of a run that are beside each other and were all taken: their credits can be returned.
-    /// Kernels may still wait for others of the run.
+    /// Removes the first messages in a row of a run that were all taken: their credits can be returned. Kernels
+    /// may still take the others. The run that grows is removed whole: its poster returns it.
     pub fn due(&mut self, is_taken: impl Fn(u64) -> bool) -> Option<Run> {
-        let taken = |run: Run| {
+        let taken = |(at, run): (usize, &Run)| {
             let from = (run.from..run.to).find(|n| is_taken(*n))?;
             let to = (from..run.to).find(|n| !is_taken(*n)).unwrap_or(run.to);
-            Some((run, Run { from, to, ..run }))
+            Some((at, Run { from, to, ..*run }))
         };
-        let grows = self.run.filter(|_| !on(Mutant::LostCredit));
-        let (run, due) = self.stale.iter().copied().chain(grows).find_map(taken)?;
-        match self.run == Some(run) {
-            true => self.run = None,
-            false => self.stale.retain(|other| *other != run),
+        if let Some((at, due)) = self.stale.iter().enumerate().find_map(taken) {
+            let run = self.stale.swap_remove(at);
+            let (before, behind) = (
+                Run {
+                    to: due.from,
+                    ..run
+                },
+                Run {
+                    from: due.to,
+                    ..run
+                },
+            );
+            let rest = [before, behind].into_iter().filter(|run| run.from < run.to);
+            self.stale.extend(rest);
+            return Some(due);
         }
-        let (before, behind) = (
-            Run {
-                to: due.from,
-                ..run
-            },
-            Run {
-                from: due.to,
-                ..run
-            },
-        );
-        let rest = [before, behind].into_iter().filter(|run| run.from < run.to);
-        self.stale.extend(rest);
-        Some(due)
+        let all = |run: &mut Run| (run.from..run.to).all(&is_taken) && !on(Mutant::LostCredit);
+        self.run.take_if(all)
     }
 
     /// Whether the credits of at least `least` messages are not returned.
@@ -335,6 +333,13 @@ mod tests {
             [Some(30..31), Some(33..34)]
         );
         assert!(credits.is_empty());
+        // The run that grows is removed whole, or stays with its poster.
+        for number in [40, 41] {
+            assert_eq!(credits.count(number, lane, stream, 4), None);
+        }
+        assert_eq!(credits.due(|n| n == 40), None);
+        let last = credits.due(|n| n <= 41).map(|run| run.from..run.to);
+        assert_eq!(last, Some(40..42));
         // It grows at both ends.
         let mut count = |number| credits.count(number, b.0, b.1, 3);
         assert_eq!([11, 10].map(&mut count), [None; 2]);

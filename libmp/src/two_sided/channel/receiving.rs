@@ -375,19 +375,10 @@ impl RecvChannel {
     }
 
     /// The word of a message that has arrived, in host memory or in a flagged room; see
-    /// [`RecvChannel::shown`].
-    pub fn arrived(&self, number: u64, large: bool) -> Option<u64> {
-        let w = self.word(number, large).load().ok()?;
-        if word::reached(w, number) {
-            return Some(w);
-        }
-        self.shown(number)
-    }
-
-    /// As [`RecvChannel::arrived`], of a message that the CPU may take. If the sender stores both words, it has
-    /// stored the second one as well: the credit lets another poster of the sender store the next words there.
+    /// [`RecvChannel::shown`]. If the sender stores both words, it has stored the other one as well: the
+    /// credit lets another poster of the sender store the next words there.
     #[inline]
-    pub fn whole(&self, number: u64, large: bool) -> Option<u64> {
+    pub fn arrived(&self, number: u64, large: bool) -> Option<u64> {
         let w = self.word(number, large).load().ok()?;
         if !word::reached(w, number) {
             return self.shown(number);
