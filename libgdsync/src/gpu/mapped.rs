@@ -10,8 +10,8 @@ use crate::ring::RingMemory;
 /// A span of memory that devices read and write at any time.
 ///
 /// All access is atomic by word (or half words and bytes at unaligned ends), so that a concurrent
-/// store of a device is not a data race of the language. Long copies ([`bytes::copy`]) are not atomic. An offset outside the span is a bug of the
-/// caller and panics, as with slices.
+/// store of a device is not a data race of the language. Long copies ([`bytes::copy`]) are not atomic.
+/// An offset outside the span is a bug of the caller and panics, as with slices.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
     base: NonNull<u8>,

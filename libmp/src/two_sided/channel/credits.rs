@@ -76,7 +76,7 @@ impl Credits {
     }
 
     /// Removes the first messages in a row of a run that were all taken: their credits can be returned. Kernels
-    /// may still take the others. The run that grows is removed whole: its poster returns it.
+    /// may still take the others. The run that grows is removed only as a whole; its poster returns it later.
     pub fn due(&mut self, is_taken: impl Fn(u64) -> bool) -> Option<Run> {
         let taken = |(at, run): (usize, &Run)| {
             let from = (run.from..run.to).find(|n| is_taken(*n))?;
@@ -85,18 +85,10 @@ impl Credits {
         };
         if let Some((at, due)) = self.stale.iter().enumerate().find_map(taken) {
             let run = self.stale.swap_remove(at);
-            let (before, behind) = (
-                Run {
-                    to: due.from,
-                    ..run
-                },
-                Run {
-                    from: due.to,
-                    ..run
-                },
-            );
-            let rest = [before, behind].into_iter().filter(|run| run.from < run.to);
-            self.stale.extend(rest);
+            let rest = [(run.from, due.from), (due.to, run.to)];
+            let rest = rest.into_iter().filter(|(from, to)| from < to);
+            self.stale
+                .extend(rest.map(|(from, to)| Run { from, to, ..run }));
             return Some(due);
         }
         let all = |run: &mut Run| (run.from..run.to).all(&is_taken) && !on(Mutant::LostCredit);
