@@ -123,7 +123,7 @@ impl Builder {
     /// (back-pressure). The same number of receives may be posted for which neither a stream nor a
     /// call waits yet. Default 16.
     ///
-    /// Receivers return room in runs of half the depth. Two streams that both send more than
+    /// Receivers return room when that of half the depth is due. Two streams that both send more than
     /// `depth / 2 + 1` messages of a tag to each other before they wait for one may wait for each
     /// other (case 6 of docs/deadlocks.md).
     #[must_use]

@@ -158,7 +158,7 @@ impl Engine {
     }
 
     /// Numbers a receive. The flag in the result says whether it is posted: a short one is, if
-    /// `post` is set.
+    /// `post` is set. `common` is a closure, so that its fields are not copied once more.
     #[inline]
     fn number_recv(
         &self,

@@ -81,9 +81,7 @@ pub(super) fn acknowledge(
     // Pinned memory, which the CPU reaches: it cannot fail.
     let _ = channel.taken(number).store(word::word(number, kind, 0));
     channel.side.taken_by_poster = false;
-    if let Some(run) = channel.count(number, 0, None) {
-        channel.keep_credit(run);
-    }
+    channel.count_for_library(number);
     if channel.are_credits_late() {
         channel.return_credits(lane);
     }

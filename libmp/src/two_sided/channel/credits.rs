@@ -116,9 +116,17 @@ impl RecvChannel {
 
     /// Counts a message as taken by a poster. Returns a run whose credits are due now.
     #[inline]
-    pub fn count(&mut self, number: u64, lane: u8, stream: Option<u64>) -> Option<Run> {
+    fn count(&mut self, number: u64, lane: u8, stream: Option<u64>) -> Option<Run> {
         let half = self.shape.depth / 2;
         self.side.credits.count(number, lane, stream, half)
+    }
+
+    /// Counts a message whose credit the library returns.
+    #[inline]
+    pub fn count_for_library(&mut self, number: u64) {
+        if let Some(run) = self.count(number, 0, None) {
+            self.keep_credit(run);
+        }
     }
 
     /// Notes a message that a kernel of `stream` takes in. Returns a run whose credits are due now on
@@ -138,9 +146,7 @@ impl RecvChannel {
         let last = self.side.credits.take_old(lane, Some(stream), u64::MAX);
         let slot = self.numbers.slot(number);
         self.side.taking[slot] = Some((number, stream, report));
-        if let Some(run) = self.count(number, 0, None) {
-            self.keep_credit(run);
-        }
+        self.count_for_library(number);
         last
     }
 
